@@ -1,0 +1,68 @@
+"""The life of a service process: start in order, serve, drain on SIGTERM, stop in reverse order."""
+
+import os
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from importlib import metadata
+
+from kvblend.v1 import common_pb2 as pb
+from services.common.config import ServiceSettings
+from services.common.logs import configure_logs, get_logger
+from services.common.metrics import serve_metrics
+from services.common.server import GrpcServer
+
+_log = get_logger("lifecycle")
+
+Build = Callable[[ExitStack], GrpcServer]
+
+
+class Boot:
+    """This start of this process: its id, age and version."""
+
+    def __init__(self, service: str) -> None:
+        self.service = service
+        self.boot_id = secrets.token_bytes(16)
+        self._started = time.monotonic()
+
+    def liveness(self, dependencies: list[pb.Dependency] | None = None) -> pb.Liveness:
+        return pb.Liveness(
+            service=self.service,
+            boot_id=self.boot_id,
+            uptime_seconds=time.monotonic() - self._started,
+            version=metadata.version("kvblend"),
+            dependencies=dependencies or [],
+        )
+
+
+def run_service(settings: ServiceSettings, build: Build) -> None:
+    """Runs a service until SIGTERM or SIGINT.
+
+    `build` makes the components in start order, entering each into the stack, and returns the
+    server; the stack closes them in reverse order after the last call has ended.
+    """
+    configure_logs(settings.service, settings.log_level, settings.log_json)
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    with ExitStack() as stack:
+        server = build(stack)
+        serve_metrics(settings.metrics_port)
+        server.start()
+        while not stopping.wait(1.0):
+            if os.getppid() == 1 and _supervised():
+                _log.warning("supervisor is gone, stopping")
+                break
+        server.set_ready(False)
+        _log.info("draining", seconds=settings.drain_seconds)
+        time.sleep(settings.drain_seconds)
+        server.stop(settings.grace_seconds)
+    _log.info("stopped")
+
+
+def _supervised() -> bool:
+    """Started by `kvblend up`, which must not leave orphans behind when it is killed."""
+    return "KVBLEND_SUPERVISED" in os.environ

@@ -1,0 +1,166 @@
+"""A gRPC server with what every service needs: deadline rule, errors, metrics, health, reflection."""
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from services.common.config import ServiceSettings
+from services.common.errors import KvblendError, abort
+from services.common.logs import get_logger
+from services.common.metrics import CALL_SECONDS, Latencies
+
+_log = get_logger("server")
+
+# Session streams are bounded by heartbeats; health watch and reflection are standard and long-lived.
+_NO_DEADLINE = ("/grpc.health.v1.", "/grpc.reflection.", "/grpc.channelz.")
+_YEAR = 365 * 24 * 3600.0
+_SESSION_THREADS = 32
+
+_SERVER_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_receive_message_length", 16 << 20),
+    ("grpc.max_send_message_length", 16 << 20),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # New replicas get work: connections are closed politely now and then.
+    ("grpc.max_connection_age_ms", 300_000),
+    ("grpc.max_connection_age_grace_ms", 600_000),
+    # A second server on the same port must fail, not share it silently.
+    ("grpc.so_reuseport", 0),
+]
+
+Handler = Callable[[Any, grpc.ServicerContext], Any]
+
+
+class _Calls(grpc.ServerInterceptor):  # type: ignore[misc]
+    """Deadline rule, error table, metrics and latencies, around every handler."""
+
+    def __init__(self, latencies: Latencies) -> None:
+        self._latencies = latencies
+
+    def intercept_service(self, continuation: Callable[..., Any], details: Any) -> Any:
+        handler = continuation(details)
+        if handler is None:
+            return None
+        method = details.method
+        exempt = method.startswith(_NO_DEADLINE)
+        if handler.request_streaming:
+            return grpc.stream_stream_rpc_method_handler(
+                self._streaming(handler.stream_stream, method, True),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(
+                self._streaming(handler.unary_stream, method, exempt),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
+        return grpc.unary_unary_rpc_method_handler(
+            self._unary(handler.unary_unary, method, exempt), handler.request_deserializer, handler.response_serializer
+        )
+
+    def _unary(self, inner: Handler, method: str, exempt: bool) -> Handler:
+        def handle(request: Any, context: grpc.ServicerContext) -> Any:
+            start = time.perf_counter()
+            try:
+                _require_deadline(context, method, exempt)
+                return inner(request, context)
+            except KvblendError as error:
+                abort(context, error)
+            except Exception as error:
+                _fail_unexpected(context, method, error)
+            finally:
+                self._record(method, context, start)
+
+        return handle
+
+    def _streaming(self, inner: Handler, method: str, exempt: bool) -> Handler:
+        def handle(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+            start = time.perf_counter()
+            try:
+                _require_deadline(context, method, exempt)
+                yield from inner(request, context)
+            except KvblendError as error:
+                abort(context, error)
+            except Exception as error:
+                _fail_unexpected(context, method, error)
+            finally:
+                self._record(method, context, start)
+
+        return handle
+
+    def _record(self, method: str, context: grpc.ServicerContext, start: float) -> None:
+        seconds = time.perf_counter() - start
+        name = method.rsplit("/", 1)[-1]
+        code = _code(context)
+        CALL_SECONDS.labels(name, code.name if code else "OK").observe(seconds)
+        self._latencies.add(name, seconds)
+
+
+def _code(context: Any) -> grpc.StatusCode | None:
+    code: grpc.StatusCode | None = context.code()
+    return code
+
+
+def _require_deadline(context: grpc.ServicerContext, method: str, exempt: bool) -> None:
+    if not exempt and (context.time_remaining() or _YEAR) >= _YEAR:
+        raise KvblendError("DEADLINE_REQUIRED", f"{method} needs a deadline (timeout)")
+
+
+def _fail_unexpected(context: grpc.ServicerContext, method: str, error: Exception) -> None:
+    if _code(context) is not None or not context.is_active():
+        # The handler aborted by itself, or the caller is gone: nobody to tell.
+        raise error
+    _log.error("unexpected error", method=method, exc_info=error)
+    abort(context, KvblendError("INTERNAL", f"unexpected {type(error).__name__} in {method.rsplit('/', 1)[-1]}"))
+
+
+class GrpcServer:
+    """Composes one service's server. `start` when everything behind it is ready."""
+
+    def __init__(self, settings: ServiceSettings, service_names: list[str]) -> None:
+        self.latencies = Latencies()
+        self._settings = settings
+        self._names = service_names
+        pool = futures.ThreadPoolExecutor(settings.threads + _SESSION_THREADS, thread_name_prefix="rpc")
+        self.grpc = grpc.server(
+            pool,
+            interceptors=[_Calls(self.latencies)],
+            options=_SERVER_OPTIONS,
+            maximum_concurrent_rpcs=settings.threads + _SESSION_THREADS,
+        )
+        self.health = health.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, self.grpc)
+        reflection.enable_server_reflection((*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), self.grpc)
+        self.set_ready(False)
+        for address in settings.addresses:
+            self._bind(address)
+
+    def _bind(self, address: str) -> None:
+        try:
+            self.grpc.add_insecure_port(address)
+        except RuntimeError:
+            raise SystemExit(
+                f"kvblend {self._settings.service}: setting listen = {address!r} is refused: "
+                "the address is in use or not of this host"
+            ) from None
+
+    def set_ready(self, ready: bool) -> None:
+        """Readiness, under the names that probes ask for; liveness is that the process answers."""
+        state = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", "readiness", *self._names):
+            self.health.set(name, state)
+        self.health.set("liveness", health_pb2.HealthCheckResponse.SERVING)
+
+    def start(self) -> None:
+        self.grpc.start()
+        self.set_ready(True)
+        _log.info("ready", listen=self._settings.listen)
+
+    def stop(self, grace_seconds: float) -> None:
+        self.grpc.stop(grace_seconds).wait(grace_seconds + 5)

@@ -1,0 +1,50 @@
+"""What the store asks of a lower tier (L2). Implementations pass tests/store/tier_contract.py."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvblend.v1 import object_pb2
+from services.store.objects import ObjectKey
+
+
+@dataclass(frozen=True)
+class TierHealth:
+    ready: bool
+    # Why it is not ready; empty if it is.
+    detail: str = ""
+    used_bytes: int = 0
+    capacity_bytes: int = 0
+    objects: int = 0
+
+
+class Tier(Protocol):
+    """A place below the arena. No method raises for a tier that is down or slow: it answers a miss
+    (None, False) and `health` tells. Timeouts are seconds; every call ends within its timeout."""
+
+    # The same for every store that reaches this tier; the matcher's L2 owner.
+    tier_id: str
+
+    def find(self, keys: Sequence[ObjectKey], timeout: float) -> list[object_pb2.ObjectMeta | None]:
+        """Metas of the objects that are completely there, in order; one round trip."""
+        ...
+
+    def read_into(self, key: ObjectKey, meta: object_pb2.ObjectMeta, target: memoryview, timeout: float) -> bool:
+        """Payload bytes of `meta` (payload_bytes long) into `target`, checksum verified.
+
+        False if torn, truncated, corrupt, vanished or late: `target`'s bytes are then garbage, and the
+        object has been deleted from the tier unless the read was merely late.
+        """
+        ...
+
+    def write(self, key: ObjectKey, meta: object_pb2.ObjectMeta, payload: memoryview, timeout: float) -> bool:
+        """True once acknowledged in full. A failed write leaves nothing that `find` would report."""
+        ...
+
+    def delete(self, keys: Sequence[ObjectKey], timeout: float) -> int:
+        """How many objects were there and are gone."""
+        ...
+
+    def health(self) -> TierHealth: ...
+
+    def close(self) -> None: ...
