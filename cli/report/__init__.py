@@ -1,0 +1,1 @@
+"""Pictures of answers: the demo's report, its page, and a prompt coloured in the terminal."""

@@ -1,0 +1,121 @@
+"""The engine's one connection to its agent: calls that never raise, and a session that heals itself.
+
+A session stream stays open while the engine lives; when it ends, the agent knows that the engine is
+gone, and when the agent restarts, the client sees another boot id and registers again by itself.
+"""
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import grpc
+
+from kvblend.v1 import agent_pb2, agent_pb2_grpc
+
+_log = logging.getLogger("kvblend")
+
+_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.max_receive_message_length", 16 << 20),
+    ("grpc.max_send_message_length", 16 << 20),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
+_HEARTBEAT_SECONDS = 1.0
+_RECONNECT_SECONDS = 0.2
+_LOG_EVERY_SECONDS = 10.0
+# The agent does not know the instance (it restarted): register and try once more.
+_REGISTER_AGAIN = ("UNKNOWN_INSTANCE", "UNKNOWN_MODEL_SPACE")
+
+Response = TypeVar("Response")
+
+
+def reason_of(error: grpc.RpcError) -> tuple[str, str]:
+    """(reason, detail) of a failed call; AGENT_UNAVAILABLE or DEADLINE where no service answered."""
+    metadata: Any = error.trailing_metadata() or ()
+    for key, value in metadata:
+        if key == "kvblend-reason":
+            return str(value), error.details() or ""
+    if error.code() == grpc.StatusCode.UNAVAILABLE:
+        return "AGENT_UNAVAILABLE", error.details() or ""
+    if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+        return "DEADLINE", error.details() or ""
+    return str(error.code().name), error.details() or ""
+
+
+class Connection:
+    """Calls to the agent at `target` for one engine instance. Thread-safe.
+
+    `register` puts the instance's registrations (again) into a new or restarted agent; it is called
+    from the session's thread and, if the agent forgot the instance, from a calling thread.
+    """
+
+    def __init__(self, target: str, instance_id: str, token: str | None, register: Callable[[], bool]) -> None:
+        self.failures: Counter[str] = Counter()
+        self._instance_id = instance_id
+        self._register = register
+        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        self._channel = grpc.insecure_channel(target, options=_OPTIONS)
+        self.stub: Any = agent_pb2_grpc.AgentServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._closing = threading.Event()
+        self._last_log = 0.0
+        self._boot_id = b""
+        self._session = threading.Thread(target=self._hold_session, name="kvblend-session", daemon=True)
+        self._session.start()
+
+    def call(
+        self, method: Callable[..., Response], request: Any, timeout: float, *, register_again: bool = True
+    ) -> tuple[Response | None, str, str]:
+        """(response, "", "") or (None, reason, detail), within `timeout` seconds; never raises."""
+        deadline = time.monotonic() + timeout
+        response, reason, detail = self._attempt(method, request, timeout)
+        if reason in _REGISTER_AGAIN and register_again and self._register():
+            response, reason, detail = self._attempt(method, request, max(0.001, deadline - time.monotonic()))
+        if reason:
+            self._count(reason, detail)
+        return response, reason, detail
+
+    def _attempt(
+        self, method: Callable[..., Response], request: Any, timeout: float
+    ) -> tuple[Response | None, str, str]:
+        try:
+            return method(request, timeout=timeout, metadata=self._metadata), "", ""
+        except grpc.RpcError as error:
+            return None, *reason_of(error)
+        except ValueError as error:
+            # grpc says so for a closed channel.
+            return None, "AGENT_UNAVAILABLE", str(error)
+
+    def _count(self, reason: str, detail: str) -> None:
+        self.failures[reason] += 1
+        if time.monotonic() - self._last_log > _LOG_EVERY_SECONDS:
+            self._last_log = time.monotonic()
+            _log.warning("kvblend: not cached: %s (%s); %d failures so far", reason, detail, self.failures.total())
+
+    def _heartbeats(self) -> Iterator[agent_pb2.EngineSessionRequest]:
+        yield agent_pb2.EngineSessionRequest(instance_id=self._instance_id)
+        while not self._closing.wait(_HEARTBEAT_SECONDS):
+            yield agent_pb2.EngineSessionRequest()
+
+    def _hold_session(self) -> None:
+        while not self._closing.is_set():
+            try:
+                for response in self.stub.EngineSession(self._heartbeats(), metadata=self._metadata):
+                    if response.boot_id != self._boot_id and self._register():
+                        self._boot_id = response.boot_id
+            except grpc.RpcError as error:
+                if not self._closing.is_set():
+                    self._count(*reason_of(error))
+            except ValueError:
+                return
+            self._closing.wait(_RECONNECT_SECONDS)
+
+    def close(self) -> None:
+        self._closing.set()
+        self._channel.close()
+        self._session.join(timeout=5)

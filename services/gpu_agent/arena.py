@@ -1,0 +1,65 @@
+"""This agent's view of its store's arena: blocks to copy from and to, and whether they are still what they were."""
+
+import mmap
+import os
+from pathlib import Path
+
+import numpy as np
+
+from kvblend.v1 import common_pb2 as common
+from kvblend.v1 import store_pb2 as store
+from services.common.arena_format import open_catalog, slab_path
+from services.gpu_agent.devices.base import Bytes
+
+
+class Arena:
+    """Maps catalog and slabs of one directory, slabs at first use.
+
+    Raises:
+        OSError: a file is missing or cannot be opened.
+        CatalogFormatError: the catalog is of another format.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._catalog = open_catalog(directory)
+        self.epoch = self._catalog.epoch
+        self._slabs: dict[int, Bytes] = {}
+
+    def block(self, place: store.ObjectPlace) -> Bytes:
+        """The payload of an object, [payload_bytes] uint8, in the arena itself.
+
+        Raises:
+            ValueError: the place lies outside the arena.
+            OSError: its slab cannot be mapped.
+        """
+        if place.header >= self._catalog.header_count or place.slab >= self._catalog.slabs:
+            raise ValueError(f"header {place.header} or slab {place.slab} is not in the arena")
+        end = place.offset + place.payload_bytes
+        if end > self._catalog.slab_bytes or not place.payload_bytes:
+            raise ValueError(f"bytes {place.offset} to {end} are not in a slab of {self._catalog.slab_bytes}")
+        slab = self._slabs.get(place.slab)
+        if slab is None:
+            slab = self._slabs[place.slab] = self._map(place.slab)
+        return slab[place.offset : end]
+
+    def _map(self, slab: int) -> Bytes:
+        descriptor = os.open(slab_path(self.directory, slab), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            # A file shorter than the catalog says is refused by mmap itself.
+            return np.frombuffer(mmap.mmap(descriptor, self._catalog.slab_bytes), np.uint8)
+        finally:
+            os.close(descriptor)
+
+    def staleness(self, place: store.ObjectPlace) -> common.Reason:
+        """Why a block may no longer be what it was; REASON_UNSPECIFIED: it is. Ask after the last byte."""
+        if self._catalog.epoch != self.epoch:
+            return common.REASON_STALE_EPOCH
+        if self._catalog.generation(place.header) != place.generation:
+            return common.REASON_STALE_GENERATION
+        return common.REASON_UNSPECIFIED
+
+    def close(self) -> None:
+        """Gives the maps back; no copy may be running."""
+        self._slabs.clear()
+        self._catalog.close()

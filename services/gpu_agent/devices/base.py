@@ -1,0 +1,77 @@
+"""What a device must do: open an engine's KV memory and copy between it and the arena.
+
+A copy is whole when its call returns, and has stopped when its call raises: the arena's blocks are given
+back on that promise. A CUDA device keeps it by opening each handle with CUDA IPC once, enqueuing on a
+stream of its own (objects as large copies to a staging buffer, one kernel that rotates and scatters;
+gather the other way round), recording an event behind the last byte and waiting for it under the caller's
+watchdog. The pieces are plain slices of registered host memory, so that nothing here needs another form.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kvblend.v1 import agent_pb2 as pb
+from kvblend.v1 import common_pb2 as common
+from services.gpu_agent.layouts import Layout
+from services.gpu_agent.rope import RopeSpec
+from services.gpu_agent.slots import Slots
+
+Bytes = npt.NDArray[np.uint8]
+
+# Asked between layers: raises `Stopped` when the copy has lost its purpose.
+Watch = Callable[[], None]
+
+
+class Stopped(Exception):
+    """A copy ended early, with nothing of it in flight; `reason` is told for its ranges."""
+
+    def __init__(self, reason: common.Reason) -> None:
+        super().__init__(common.Reason.Name(reason))
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Tokens [first, first + len(slots)) of an object's block and the slots they belong to.
+
+    `block` is the object's payload in the arena, [layers, planes, tokens, heads, size] as bytes.
+    """
+
+    block: Bytes
+    tokens: int
+    first: int
+    slots: Slots
+    # Positions that K moves by on its way to the engine.
+    delta: int = 0
+
+
+class KvMemory(Protocol):
+    """One registration's opened memory."""
+
+    mapped_bytes: int
+
+    def scatter(self, group: int, pieces: Sequence[Piece], rope: RopeSpec, watch: Watch) -> None:
+        """Arena to engine: K moved by each piece's delta (bit-equal where that is 0), V as it is."""
+
+    def gather(self, group: int, pieces: Sequence[Piece], watch: Watch) -> None:
+        """Engine to arena; deltas are ignored."""
+
+    def check(self) -> None:
+        """Raises KvblendError HANDLE_UNUSABLE if the engine has taken memory back since it was opened."""
+
+    def close(self) -> None:
+        """Unmaps everything. No copy may be running. Idempotent."""
+
+
+class Device(Protocol):
+    name: str
+
+    def open(self, handles: Sequence[pb.DeviceHandle], layout: Layout) -> KvMemory:
+        """Raises KvblendError HANDLE_UNUSABLE or HANDLE_OUT_OF_BOUNDS; then nothing stays open."""
+
+    def wait(self, event: pb.Event, timeout: float) -> None:
+        """Returns when the engine's work is done. Raises KvblendError HANDLE_UNUSABLE or DEADLINE_EXCEEDED."""

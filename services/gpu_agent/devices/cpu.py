@@ -1,0 +1,160 @@
+"""The cpu device: the engine's tensors live in shared memory, copies are strided torch operations."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from kvblend.v1 import agent_pb2 as pb
+from kvblend.v1 import common_pb2 as common
+from services.common.errors import KvblendError
+from services.gpu_agent.devices.base import Bytes, KvMemory, Piece, Watch
+from services.gpu_agent.devices.shared_memory import SharedMemoryFile
+from services.gpu_agent.layouts import GroupShape, Layout
+from services.gpu_agent.rope import RopeSpec
+
+_DTYPES: dict[int, torch.dtype] = {
+    common.DTYPE_FLOAT32: torch.float32,
+    common.DTYPE_FLOAT16: torch.float16,
+    common.DTYPE_BFLOAT16: torch.bfloat16,
+}
+
+_KEY_KINDS = (pb.PLANE_KIND_KEY, pb.PLANE_KIND_LATENT)
+
+
+class CpuDevice:
+    """Shared-memory KV in fp32, fp16 or bf16; fp8 is refused, as K cannot be rotated without its scales."""
+
+    name = "cpu"
+
+    def __init__(self, shm_dir: Path, copy_threads: int) -> None:
+        self._shm_dir = shm_dir
+        torch.set_num_threads(copy_threads)
+
+    def open(self, handles: Sequence[pb.DeviceHandle], layout: Layout) -> KvMemory:
+        if layout.dtype not in _DTYPES:
+            raise KvblendError(
+                "LAYOUT_UNKNOWN", f"the cpu device moves fp32, fp16 and bf16, not {common.Dtype.Name(layout.dtype)}"
+            )
+        files: list[SharedMemoryFile] = []
+        try:
+            for handle in handles:
+                files.append(SharedMemoryFile(handle, self._shm_dir))
+            return CpuKvMemory(files, handles, layout)
+        except BaseException:
+            for file in files:
+                file.close()
+            raise
+
+    def wait(self, event: pb.Event, timeout: float) -> None:
+        """The engine's work on shared memory is done when it calls; there is nothing to wait for."""
+        del timeout
+        if event.kind not in (pb.EVENT_KIND_UNSPECIFIED, pb.EVENT_KIND_COMPLETE):
+            raise KvblendError("HANDLE_UNUSABLE", "a CUDA event needs the cuda device; this agent runs the cpu device")
+
+
+class CpuKvMemory:
+    """Every plane as a strided view [blocks, block_tokens, heads, size] of its file."""
+
+    def __init__(self, files: list[SharedMemoryFile], handles: Sequence[pb.DeviceHandle], layout: Layout) -> None:
+        self.mapped_bytes = sum(handle.bytes for handle in handles)
+        self._files = files
+        self._layout = layout
+        self._dtype = _DTYPES[layout.dtype]
+        self._views = [
+            [[self._view(plane, handles) for plane in of_layer] for of_layer in by_layer] for by_layer in layout.planes
+        ]
+
+    def _view(self, plane: pb.Plane, handles: Sequence[pb.DeviceHandle]) -> torch.Tensor:
+        handle = handles[plane.handle]
+        usable = memoryview(self._files[plane.handle].map)[handle.allocation_offset :][: handle.bytes]
+        count = (handle.bytes - plane.byte_offset) // self._dtype.itemsize
+        flat = torch.frombuffer(usable, dtype=self._dtype, count=count, offset=plane.byte_offset)
+        return flat.as_strided(
+            (self._layout.blocks, self._layout.block_tokens, plane.heads, plane.head_size),
+            (plane.block_stride, plane.token_stride, plane.head_stride, plane.element_stride),
+        )
+
+    def scatter(self, group: int, pieces: Sequence[Piece], rope: RopeSpec, watch: Watch) -> None:
+        # Pieces that stay come first: what follows is rotated in one stretch, and they are never touched by arithmetic.
+        pieces = sorted(pieces, key=lambda piece: piece.delta != 0)
+        blocks = [self._object(group, piece) for piece in pieces]
+        index = self._index(pieces)
+        staging = self._staging(group, pieces)
+        rotation = _Rotation(pieces, rope)
+        for layer, views in enumerate(self._views[group]):
+            for plane, view in enumerate(views):
+                watch()
+                parts = [
+                    block[layer, plane, piece.first : piece.first + len(piece.slots)]
+                    for block, piece in zip(blocks, pieces, strict=True)
+                ]
+                torch.cat(parts, out=staging)
+                if self._layout.planes[group][layer][plane].kind in _KEY_KINDS:
+                    rotation.apply(staging)
+                view[index] = staging
+
+    def gather(self, group: int, pieces: Sequence[Piece], watch: Watch) -> None:
+        blocks = [self._object(group, piece) for piece in pieces]
+        index = self._index(pieces)
+        sizes = [len(piece.slots) for piece in pieces]
+        for layer, views in enumerate(self._views[group]):
+            for plane, view in enumerate(views):
+                watch()
+                for block, piece, part in zip(blocks, pieces, view[index].split(sizes), strict=True):
+                    block[layer, plane, piece.first : piece.first + len(piece.slots)] = part
+
+    def check(self) -> None:
+        for file in self._files:
+            file.check()
+
+    def close(self) -> None:
+        self._views.clear()
+        for file in self._files:
+            file.close()
+        self._files = []
+
+    def _object(self, group: int, piece: Piece) -> torch.Tensor:
+        return object_view(piece.block, self._layout.groups[group], piece.tokens, self._dtype)
+
+    def _index(self, pieces: Sequence[Piece]) -> tuple[torch.Tensor, torch.Tensor]:
+        slots = np.concatenate([piece.slots for piece in pieces])
+        block_tokens = self._layout.block_tokens
+        return torch.from_numpy(slots // block_tokens), torch.from_numpy(slots % block_tokens)
+
+    def _staging(self, group: int, pieces: Sequence[Piece]) -> torch.Tensor:
+        shape = self._layout.groups[group]
+        return torch.empty((sum(len(piece.slots) for piece in pieces), shape.heads, shape.head_size), dtype=self._dtype)
+
+
+def object_view(block: Bytes, shape: GroupShape, tokens: int, dtype: torch.dtype) -> torch.Tensor:
+    """An object's payload as [layers, planes, tokens, heads, size]."""
+    flat = torch.frombuffer(block, dtype=dtype)
+    return flat.view(shape.layers, shape.planes, tokens, shape.heads, shape.head_size)
+
+
+class _Rotation:
+    """Rotates the trailing tokens of a staging buffer, those whose delta is not 0."""
+
+    def __init__(self, pieces: Sequence[Piece], rope: RopeSpec) -> None:
+        moved = [piece for piece in pieces if piece.delta]
+        self._first = sum(len(piece.slots) for piece in pieces if not piece.delta)
+        self._active = bool(moved) and rope.rotates
+        if self._active:
+            counts = torch.tensor([len(piece.slots) for piece in moved])
+            cos, sin = rope.tables(np.array([piece.delta for piece in moved], np.int64))
+            # [tokens, 1, pairs], one row a token.
+            self._cos = torch.from_numpy(cos).repeat_interleave(counts, 0).unsqueeze(1)
+            self._sin = torch.from_numpy(sin).repeat_interleave(counts, 0).unsqueeze(1)
+            self._one, self._two = rope.pairs()
+
+    def apply(self, keys: torch.Tensor) -> None:
+        """In place on [tokens, heads, size]: fp32 arithmetic, one rounding to the KV dtype."""
+        if not self._active:
+            return
+        keys = keys[self._first :]
+        one = keys[..., self._one].float()
+        two = keys[..., self._two].float()
+        keys[..., self._one] = (one * self._cos - two * self._sin).to(keys.dtype)
+        keys[..., self._two] = (two * self._cos + one * self._sin).to(keys.dtype)

@@ -1,0 +1,54 @@
+"""Calls to the store: with a deadline and this agent's token; failures as errors of the one table."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+
+from kvblend.v1 import store_pb2 as store
+from kvblend.v1 import store_pb2_grpc
+from services.common.channels import open_channel
+from services.common.errors import ERRORS, KvblendError, reason_of
+
+# What a failure means that does not name its reason.
+_BY_CODE = {
+    grpc.StatusCode.UNAVAILABLE: "STORE_UNAVAILABLE",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "OVERLOADED",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "DEADLINE_EXCEEDED",
+    grpc.StatusCode.CANCELLED: "SUPERSEDED",
+}
+
+
+def store_error(error: grpc.RpcError) -> KvblendError:
+    """The store's failure as this agent's."""
+    reason = reason_of(error)
+    if reason not in ERRORS:
+        reason = _BY_CODE.get(error.code(), "INTERNAL")
+    return KvblendError(reason, f"store: {error.details() or error.code().name}")
+
+
+class StoreClient:
+    """The store's methods by name. Every method raises KvblendError only."""
+
+    def __init__(self, target: str, token: str) -> None:
+        self._channel = open_channel(target)
+        self._stub: Any = store_pb2_grpc.StoreServiceStub(self._channel)
+        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+
+    def call(self, method: str, request: Any, timeout: float) -> Any:
+        """One unary call, e.g. call("PingStore", PingStoreRequest(), 1.0)."""
+        try:
+            return getattr(self._stub, method)(request, timeout=timeout, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise store_error(error) from error
+
+    def lookup(self, request: store.LookupRequest, timeout: float) -> Any:
+        """The running stream: iterate it (grpc.RpcError), or cancel it."""
+        return self._stub.Lookup(request, timeout=timeout, metadata=self._metadata)
+
+    def session(self, requests: Iterator[store.SessionRequest]) -> Any:
+        """The running session stream; heartbeats bound it."""
+        return self._stub.Session(requests, metadata=self._metadata)
+
+    def close(self) -> None:
+        self._channel.close()

@@ -1,0 +1,176 @@
+"""The arena: slabs of shared memory in one directory, truly reserved, found again after a crash."""
+
+import fcntl
+import mmap
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from services.common.arena_format import (
+    FILE_HEADER,
+    FORMAT_VERSION,
+    HEADER,
+    MAGIC,
+    PAGE,
+    CatalogFormatError,
+    catalog_path,
+    check_file_header,
+    slab_path,
+)
+from services.common.logs import get_logger
+
+_log = get_logger("arena")
+
+# One header for each so many bytes of slabs: 0.4 % of the arena, and objects are rarely smaller.
+_BYTES_PER_HEADER = 32 << 10
+_MIN_HEADERS = 1024
+
+
+def header_count(arena_bytes: int) -> int:
+    return max(_MIN_HEADERS, arena_bytes // _BYTES_PER_HEADER)
+
+
+def catalog_bytes(arena_bytes: int) -> int:
+    return PAGE + -(-header_count(arena_bytes) * HEADER.itemsize // PAGE) * PAGE
+
+
+def refuse(setting: str, value: object, why: str) -> NoReturn:
+    sys.exit(f"kvblend store: setting {setting} = {value!r} is refused: {why}")
+
+
+def check_room(directory: Path, arena_bytes: int, missing_bytes: int, free_bytes: int) -> None:
+    """Exits with one line if the file system cannot hold what is still missing of the arena."""
+    if missing_bytes > free_bytes:
+        refuse(
+            "arena_bytes",
+            arena_bytes,
+            f"{missing_bytes} bytes are needed and the file system of {directory} has room for {free_bytes}",
+        )
+
+
+def _free_bytes(directory: Path) -> int:
+    system = os.statvfs(directory)
+    return system.f_bavail * system.f_frsize
+
+
+class Arena:
+    """The mapped files. Holds the directory's lock until `close`.
+
+    A start raises the epoch. Files of another size (the settings have changed) are retired: their catalog's
+    epoch is raised, so that agents that still map them fail their checks, and they are made anew.
+    """
+
+    def __init__(self, directory: Path, arena_bytes: int, slab_bytes: int) -> None:
+        """Exits with one line if the directory is another store's or too small. Sizes in bytes."""
+        self.directory = directory
+        self.slab_bytes = slab_bytes
+        self.slabs = arena_bytes // slab_bytes
+        self.headers = header_count(arena_bytes)
+        self._arena_bytes = arena_bytes
+        try:
+            (directory / "sessions").mkdir(parents=True, exist_ok=True)
+            self._lock = self._take_lock()
+            self.reattached, old_epoch = self._find_old()
+            self._make_slabs()
+            self._slabs = [self._map(slab_path(directory, slab)) for slab in range(self.slabs)]
+            if not self.reattached:
+                self._make_catalog()
+            self.catalog = self._map(catalog_path(directory))
+        except OSError as error:
+            refuse("arena_dir", str(directory), error.strerror or str(error))
+        self._page: Any = check_file_header(self.catalog)
+        # False: the last owner was killed, so what it left is verified on first read.
+        self.was_clean = bool(self._page["clean"])
+        self._page["clean"] = 0
+        # Never lower than a lost arena's epoch: a stream at an old epoch would be ignored by matchers.
+        self.epoch = max(old_epoch + 1, time.time_ns() // 1_000_000)
+        self._page["epoch"] = self.epoch
+
+    def _take_lock(self) -> int:
+        fd = os.open(self.directory / "lock", os.O_CREAT | os.O_RDWR, 0o660)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            refuse("arena_dir", str(self.directory), "another store runs in this directory")
+        return fd
+
+    def _find_old(self) -> tuple[bool, int]:
+        """(the files there are this arena, their epoch); files that are not are retired."""
+        try:
+            with catalog_path(self.directory).open("r+b") as file:
+                data = mmap.mmap(file.fileno(), 0)
+            page = check_file_header(data)
+        except FileNotFoundError:
+            self._remove_files()
+            return False, 0
+        except (CatalogFormatError, ValueError) as error:
+            _log.warning("unusable catalog, starting empty", error=str(error))
+            self._remove_files()
+            return False, 0
+        epoch = int(page["epoch"])
+        shape = (int(page["headers"]), int(page["slabs"]), int(page["slab_bytes"]))
+        wanted = (self.headers, self.slabs, self.slab_bytes)
+        if shape == wanted and all(self._has_slab(slab) for slab in range(self.slabs)):
+            return True, epoch
+        _log.warning("the arena has another shape than before, starting empty", before=shape, now=wanted)
+        page["epoch"] = epoch + 1
+        self._remove_files()
+        return False, epoch + 1
+
+    def _has_slab(self, slab: int) -> bool:
+        path = slab_path(self.directory, slab)
+        return path.exists() and path.stat().st_size == self.slab_bytes
+
+    def _remove_files(self) -> None:
+        """Slabs first: without a catalog they could not be told from another arena's."""
+        for path in self.directory.glob("slab-*"):
+            path.unlink()
+        for path in self.directory.glob("catalog*"):
+            path.unlink()
+
+    def _make_slabs(self) -> None:
+        missing = sum(self.slab_bytes for slab in range(self.slabs) if not self._has_slab(slab))
+        if not self.reattached:
+            missing += catalog_bytes(self._arena_bytes)
+        check_room(self.directory, self._arena_bytes, missing, _free_bytes(self.directory))
+        for slab in range(self.slabs):
+            _reserve_file(slab_path(self.directory, slab), self.slab_bytes)
+
+    def _make_catalog(self) -> None:
+        """Appears under its name only when whole: a start that was killed leaves no half catalog."""
+        draft = self.directory / "catalog.new"
+        _reserve_file(draft, catalog_bytes(self._arena_bytes))
+        with draft.open("r+b") as file:
+            data = mmap.mmap(file.fileno(), 0)
+        page = np.frombuffer(data, FILE_HEADER, count=1)
+        page["magic"], page["format_version"], page["headers"] = MAGIC, FORMAT_VERSION, self.headers
+        page["slab_bytes"], page["slabs"], page["clean"] = self.slab_bytes, self.slabs, 1
+        draft.rename(catalog_path(self.directory))
+
+    @staticmethod
+    def _map(path: Path) -> mmap.mmap:
+        with path.open("r+b") as file:
+            # Populated: a first touch later would run at a tenth of the memory's speed.
+            return mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+
+    def view(self, slab: int, offset: int, size: int) -> memoryview:
+        """Writable bytes [offset, offset + size) of a slab."""
+        return memoryview(self._slabs[slab])[offset : offset + size]
+
+    def close(self) -> None:
+        """After this nothing may change the arena. The maps go with the process: views may be alive."""
+        self._page["clean"] = 1
+        os.close(self._lock)
+
+
+def _reserve_file(path: Path, size: int) -> None:
+    """Every byte is allocated now: a sparse file would end in a bus error later."""
+    fd = os.open(path, os.O_CREAT | os.O_RDWR, 0o660)
+    try:
+        os.posix_fallocate(fd, 0, size)
+    finally:
+        os.close(fd)

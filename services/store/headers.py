@@ -1,0 +1,80 @@
+"""The dense table of block headers at the catalog's front (layout: services/common/arena_format.py).
+
+State is written last, so that a table found after a kill says nothing that is not so.
+"""
+
+import mmap
+from typing import Any
+
+import numpy as np
+
+from services.common.arena_format import HEADER, PAGE, BlockState
+
+
+class HeaderTable:
+    """Headers by index; not thread-safe. Free ones are handed out by `take`."""
+
+    def __init__(self, catalog: mmap.mmap, count: int) -> None:
+        table = np.frombuffer(catalog, HEADER, count=count, offset=PAGE)
+        self.count = count
+        self._columns: dict[str, Any] = {name: table[name] for name in HEADER.names or ()}
+        self._generation = self._columns["generation"]
+        self._state = self._columns["state"]
+        free = np.flatnonzero(self._state == BlockState.FREE)
+        self._free: list[int] = free[::-1].tolist()
+
+    def get(self, header: int, column: str) -> int:
+        return int(self._columns[column][header])
+
+    def set(self, header: int, column: str, value: float) -> None:
+        self._columns[column][header] = value
+
+    def expires_at(self, header: int) -> float:
+        return float(self._columns["expires_at"][header])
+
+    def session(self, header: int) -> bytes:
+        return bytes(self._columns["session"][header].tobytes())
+
+    def generation(self, header: int) -> int:
+        return int(self._generation[header])
+
+    def state(self, header: int) -> BlockState:
+        return BlockState(int(self._state[header]))
+
+    def set_state(self, header: int, state: BlockState) -> None:
+        self._state[header] = state
+
+    def in_state(self, *states: BlockState) -> list[int]:
+        found: list[int] = np.flatnonzero(np.isin(self._state, states)).tolist()
+        return found
+
+    def is_current(self, header: int, generation: int) -> bool:
+        return 0 <= header < self.count and self.generation(header) == generation
+
+    @property
+    def has_free(self) -> bool:
+        return bool(self._free)
+
+    def take(self, slab: int, offset: int, capacity: int, payload: int, session: bytes, reservation: int) -> int:
+        """A free header, now RESERVED for a writer. Raises IndexError if there is none."""
+        header = self._free.pop()
+        for column, value in (
+            ("slab", slab),
+            ("offset", offset),
+            ("capacity_bytes", capacity),
+            ("payload_bytes", payload),
+            ("meta_bytes", 0),
+            ("flags", 0),
+            ("expires_at", 0.0),
+            ("reservation", reservation),
+            ("session", np.void(session)),
+        ):
+            self._columns[column][header] = value
+        self._state[header] = BlockState.RESERVED
+        return header
+
+    def free(self, header: int) -> None:
+        """The generation goes first: whoever still reads the block learns that it is no longer theirs."""
+        self._generation[header] += 1
+        self._state[header] = BlockState.FREE
+        self._free.append(header)
