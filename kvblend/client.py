@@ -56,6 +56,8 @@ class KvblendClient:
         self._registering = threading.Lock()
         self._cache: agent_pb2.RegisterKvCacheRequest | None = None
         self._rope: agent_pb2.RegisterRopeRequest | None = None
+        # The agent's boot that has these registrations.
+        self._registered_at = b""
         self._connection = Connection(target, instance_id, token, self._register_again)
         self._stub = self._connection.stub
 
@@ -120,19 +122,20 @@ class KvblendClient:
         return Result(ok=not reason, reason=reason, detail=detail)
 
     def _send_cache(self, timeout: float) -> Result:
-        _, reason, detail = self._connection.call(
+        response, reason, detail = self._connection.call(
             self._stub.RegisterKvCache, self._cache, timeout, register_again=False
         )
+        self._registered_at = response.boot_id if response is not None else b""
         return Result(ok=not reason, reason=reason, detail=detail)
 
     def _send_rope(self, timeout: float) -> Result:
         _, reason, detail = self._connection.call(self._stub.RegisterRope, self._rope, timeout, register_again=False)
         return Result(ok=not reason, reason=reason, detail=detail)
 
-    def _register_again(self) -> bool:
-        """True if everything this instance had registered is registered now."""
+    def _register_again(self, boot_id: bytes) -> bool:
+        """True if everything that this instance registered is there now; a no-op if it is since `boot_id`."""
         with self._registering:
-            if self._cache is None:
+            if self._cache is None or (boot_id and boot_id == self._registered_at):
                 return True
             if not self._send_cache(5.0):
                 return False

@@ -51,11 +51,12 @@ def reason_of(error: grpc.RpcError) -> tuple[str, str]:
 class Connection:
     """Calls to the agent at `target` for one engine instance. Thread-safe.
 
-    `register` puts the instance's registrations (again) into a new or restarted agent; it is called
-    from the session's thread and, if the agent forgot the instance, from a calling thread.
+    `register(boot_id)` puts the instance's registrations into an agent that does not have them since
+    `boot_id` (b"": whatever it has); it is called from the session's thread and, if the agent
+    forgot the instance, from a calling thread.
     """
 
-    def __init__(self, target: str, instance_id: str, token: str | None, register: Callable[[], bool]) -> None:
+    def __init__(self, target: str, instance_id: str, token: str | None, register: Callable[[bytes], bool]) -> None:
         self.failures: Counter[str] = Counter()
         self._instance_id = instance_id
         self._register = register
@@ -64,7 +65,6 @@ class Connection:
         self.stub: Any = agent_pb2_grpc.AgentServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._closing = threading.Event()
         self._last_log = 0.0
-        self._boot_id = b""
         self._session = threading.Thread(target=self._hold_session, name="kvblend-session", daemon=True)
         self._session.start()
 
@@ -74,7 +74,7 @@ class Connection:
         """(response, "", "") or (None, reason, detail), within `timeout` seconds; never raises."""
         deadline = time.monotonic() + timeout
         response, reason, detail = self._attempt(method, request, timeout)
-        if reason in _REGISTER_AGAIN and register_again and self._register():
+        if reason in _REGISTER_AGAIN and register_again and self._register(b""):
             response, reason, detail = self._attempt(method, request, max(0.001, deadline - time.monotonic()))
         if reason:
             self._count(reason, detail)
@@ -103,16 +103,19 @@ class Connection:
             yield agent_pb2.EngineSessionRequest()
 
     def _hold_session(self) -> None:
+        reconnected = False
         while not self._closing.is_set():
+            registered = False
             try:
                 for response in self.stub.EngineSession(self._heartbeats(), metadata=self._metadata):
-                    if response.boot_id != self._boot_id and self._register():
-                        self._boot_id = response.boot_id
+                    # After a break the agent may have dropped the instance, even if it is the same agent.
+                    registered = registered or self._register(b"" if reconnected else response.boot_id)
             except grpc.RpcError as error:
                 if not self._closing.is_set():
                     self._count(*reason_of(error))
             except ValueError:
                 return
+            reconnected = True
             self._closing.wait(_RECONNECT_SECONDS)
 
     def close(self) -> None:

@@ -2,7 +2,8 @@
 
     catalog         first page: FILE_HEADER; then `headers` records of HEADER, from byte PAGE on
     slab-0000 ...   `slab_bytes` each; an object's block lies inside one slab
-    sessions/<hex>  one file a session; its agent holds an flock on it while it lives
+    sessions/<hex>  one file a session; its agent holds an flock on it while it lives, and removes it
+                    only when no copy of that session can run any more
     lock            the store holds an flock on it while it lives
 
 A block: payload (canonical KV bytes), then at the next multiple of META_ALIGN a serialized ObjectMeta.

@@ -53,7 +53,7 @@ def run_service(settings: ServiceSettings, build: Build) -> None:
         serve_metrics(settings.metrics_port)
         server.start()
         while not stopping.wait(1.0):
-            if os.getppid() == 1 and _supervised():
+            if _is_orphan():
                 _log.warning("supervisor is gone, stopping")
                 break
         server.set_ready(False)
@@ -63,6 +63,11 @@ def run_service(settings: ServiceSettings, build: Build) -> None:
     _log.info("stopped")
 
 
-def _supervised() -> bool:
-    """Started by `kvblend up`, which must not leave orphans behind when it is killed."""
-    return "KVBLEND_SUPERVISED" in os.environ
+def _is_orphan() -> bool:
+    """Its supervisor (KVBLEND_SUPERVISED: a pid) is gone: `kvblend up` must leave nothing behind when it is killed.
+
+    Compared with the supervisor's pid, not with 1: a container's or session's reaper may have any pid, and
+    a supervisor may itself be process 1.
+    """
+    supervisor = os.environ.get("KVBLEND_SUPERVISED")
+    return supervisor is not None and os.getppid() != int(supervisor)

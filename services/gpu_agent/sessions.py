@@ -162,7 +162,8 @@ class StoreLink:
                 self._open_and_follow()
             except grpc.RpcError as error:
                 self._disconnected(store_error(error).message)
-            except (KvblendError, CatalogFormatError, OSError) as error:
+            except (KvblendError, CatalogFormatError, OSError, ValueError) as error:
+                # ValueError: a file of the arena is shorter than it should be, as mmap says.
                 self._disconnected(str(error))
             self._stopping.wait(_RECONNECT_SECONDS)
 
@@ -179,7 +180,9 @@ class StoreLink:
         try:
             self._heard = time.monotonic()
             stream = self._stream = self.client.session(self._beats(session.session_id, over))
-            hello: store.SessionResponse = next(stream)
+            hello: store.SessionResponse | None = next(stream, None)
+            if hello is None:
+                raise KvblendError("STORE_UNAVAILABLE", "the store ended the session at once")
             if hello.arena.epoch != session.arena.epoch:
                 raise KvblendError("STALE_EPOCH", "the store restarted while this session was opened")
             self.register_again()

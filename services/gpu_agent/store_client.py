@@ -32,7 +32,7 @@ class StoreClient:
 
     def __init__(self, target: str, token: str) -> None:
         self._channel = open_channel(target)
-        self._stub: Any = store_pb2_grpc.StoreServiceStub(self._channel)
+        self._stub: Any = store_pb2_grpc.StoreServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
 
     def call(self, method: str, request: Any, timeout: float) -> Any:

@@ -1,0 +1,167 @@
+"""A matcher, a store and an agent on this machine: for `kvblend up`, the demo and tests."""
+
+import itertools
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from cli.keeper import Backoff, Change, Spec
+from cli.probe import Peer
+from cli.supervisor import Supervisor
+from cli.targets import SERVICES, target_of
+
+MODULES = {"matcher": "services.matcher", "store": "services.store", "agent": "services.gpu_agent"}
+SHARED_MEMORY = Path("/dev/shm")
+
+# Followed by the pid of the process that owns the folder, so that `kvblend doctor` finds what a killed one left.
+ARENA_PREFIX = "kvblend-local-"
+
+# No balancer watches a laptop's services: nothing to drain, short grace.
+_STOP_FLAGS = ["--drain-seconds", "0", "--grace-seconds", "2"]
+_GIB = 1 << 30
+# A unix socket's path is limited to 107 bytes.
+_LONGEST_SOCKET = 107
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Settings of the three services. `listen` is by service name; sizes in bytes; `extra`: more flags by service."""
+
+    name: str
+    listen: Mapping[str, str]
+    arena_dir: Path
+    arena_bytes: int
+    chunk_tokens: int
+    redis_url: str = ""
+    device: str = "cpu"
+    extra: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def target(self, service: str) -> str:
+        return target_of(self.listen[service])
+
+    def flags(self, service: str) -> list[str]:
+        """What follows `python -m services.X`."""
+        flags = ["--listen", self.listen[service], "--log-json", "false", *_STOP_FLAGS]
+        if service == "store":
+            flags += ["--name", self.name, "--matcher", self.target("matcher")]
+            flags += ["--arena-dir", str(self.arena_dir), "--arena-bytes", str(self.arena_bytes)]
+            flags += ["--slab-bytes", str(min(self.arena_bytes, _GIB)), "--chunk-tokens", str(self.chunk_tokens)]
+            flags += ["--redis-url", self.redis_url] if self.redis_url else []
+        if service == "agent":
+            flags += ["--name", self.name, "--store", self.target("store"), "--device", self.device]
+        return [*flags, *self.extra.get(service, ())]
+
+    def command(self, service: str) -> list[str]:
+        return [sys.executable, "-m", MODULES[service], *self.flags(service)]
+
+
+class LocalServices:
+    """The three services, supervised, on unix sockets; everything is gone when the `with` block ends.
+
+    `with LocalServices() as services:` starts them and waits until they are ready.
+    Raises StartFailed (a setting was refused, say) or TimeoutError.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path | None = None,
+        *,
+        arena_bytes: int = 1 << 30,
+        chunk_tokens: int = 256,
+        redis_url: str | None = None,
+        name: str | None = None,
+        device: str = "cpu",
+        extra: Mapping[str, Sequence[str]] | None = None,
+        backoff: Backoff | None = None,
+        on_change: Callable[[Change], None] | None = None,
+        start_timeout: float = 60.0,
+    ) -> None:
+        self._start_timeout = start_timeout
+        self._own_folders = [Path(tempfile.mkdtemp(prefix=f"{ARENA_PREFIX}{os.getpid()}-", dir=SHARED_MEMORY))]
+        sockets = self._socket_folder(run_dir)
+        self.run_dir = run_dir or sockets
+        self.plan = Plan(
+            name=name or f"local-{os.getpid()}-{next(_numbers)}",
+            listen={service: f"unix:{sockets / service}.sock" for service in SERVICES},
+            arena_dir=self._own_folders[0],
+            arena_bytes=arena_bytes,
+            chunk_tokens=chunk_tokens,
+            redis_url=redis_url or "",
+            device=device,
+            extra=extra or {},
+        )
+        self._peers = {service: Peer(service, self.plan.target(service)) for service in SERVICES}
+        specs = make_specs(self.plan, self.run_dir / "logs", self._peers)
+        self._supervisor = Supervisor(specs, backoff=backoff, on_change=on_change)
+
+    def _socket_folder(self, run_dir: Path | None) -> Path:
+        if run_dir is not None:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            if len(str(run_dir.resolve() / "matcher.sock")) < _LONGEST_SOCKET:
+                return run_dir.resolve()
+        self._own_folders.append(Path(tempfile.mkdtemp(prefix="kvblend-", dir="/tmp")))
+        return self._own_folders[-1]
+
+    @property
+    def agent_target(self) -> str:
+        return self.plan.target("agent")
+
+    @property
+    def store_target(self) -> str:
+        return self.plan.target("store")
+
+    @property
+    def matcher_target(self) -> str:
+        return self.plan.target("matcher")
+
+    def __enter__(self) -> Self:
+        self._supervisor.__enter__()
+        try:
+            self.wait_ready(self._start_timeout)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        self._supervisor.stop()
+        for peer in self._peers.values():
+            peer.close()
+        for folder in self._own_folders:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def pid(self, service: str) -> int | None:
+        """The running process of "matcher", "store" or "agent"; None while there is none."""
+        return self._supervisor.pid(service)
+
+    def log(self, service: str) -> Path:
+        return self.run_dir / "logs" / f"{service}.log"
+
+    def kill(self, service: str, *, restart: bool = True) -> None:
+        """SIGKILL; started again by itself unless `restart` is False (then `start` does)."""
+        self._supervisor.kill(service, restart=restart)
+
+    def start(self, service: str) -> None:
+        self._supervisor.start(service)
+
+    def wait_ready(self, timeout: float = 60.0) -> None:
+        self._supervisor.wait_ready(timeout)
+
+
+def make_specs(plan: Plan, logs: Path, peers: Mapping[str, Peer]) -> list[Spec]:
+    """The three processes in start order; ready when their Ping answers."""
+    return [
+        Spec(service, plan.command(service), logs / f"{service}.log", peers[service].answers) for service in SERVICES
+    ]

@@ -1,0 +1,155 @@
+"""How `kvblend status` looks: made for a terminal of 100 x 30."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from cli.ping import state_text
+from cli.probe import Probe
+from cli.units import format_bytes, format_seconds
+from kvblend.v1 import common_pb2, store_pb2
+
+_MOST_SPACES = 6
+_MOST_LATENCIES = 6
+_BAR_CELLS = 24
+_TIER_NAMES = {common_pb2.TIER_L1: "L1 memory", common_pb2.TIER_L2: "L2 Redis"}
+
+
+@dataclass(frozen=True)
+class View:
+    """One service: whether it answers, and its statistics (None: it gave none)."""
+
+    probe: Probe
+    stats: Any
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    views: list[View]
+    # Unix seconds.
+    time: float
+
+    def stats(self, service: str) -> Any:
+        return next((view.stats for view in self.views if view.probe.service == service), None)
+
+
+def render(snapshot: Snapshot) -> RenderableType:
+    store, matcher, agent = (snapshot.stats(service) for service in ("store", "matcher", "agent"))
+    clock = time.strftime("%H:%M:%S", time.localtime(snapshot.time))
+    parts: list[RenderableType] = [Text.from_markup(f"[bold]kvblend status[/]  [dim]{clock}[/]"), _services(snapshot)]
+    if store is not None:
+        parts += [_tiers(store), _reuse(store), _spaces(store, matcher)]
+    parts += [_counts(store, matcher, agent), _latencies(snapshot)]
+    return Group(*parts)
+
+
+def _table(*columns: str, right: tuple[str, ...] = ()) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim", show_edge=False, expand=False)
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", no_wrap=True, overflow="ellipsis")
+    return table
+
+
+def _services(snapshot: Snapshot) -> Table:
+    table = _table("service", "state", "up for", "address", "", right=("up for",))
+    for view in snapshot.views:
+        live = view.probe.liveness
+        up_for = format_seconds(live.uptime_seconds) if live else ""
+        why = "" if view.probe.reachable else "start it with kvblend up"
+        detail = why or view.probe.detail or ("no statistics" if view.stats is None else "")
+        table.add_row(
+            view.probe.service, state_text(view.probe), up_for, view.probe.target, Text(detail, style="yellow")
+        )
+    return table
+
+
+def bar(share: float, cells: int = _BAR_CELLS) -> Text:
+    """A bar whose empty part is visible without colour too."""
+    full = round(min(max(share, 0.0), 1.0) * cells)
+    return Text.assemble(("█" * full, "green" if share < 0.9 else "yellow"), ("░" * (cells - full), "dim"))
+
+
+def _tiers(store: store_pb2.GetStoreStatsResponse) -> Table:
+    table = _table("tier", "used", "of", "", "objects", "state", right=("used", "of", "objects"))
+    for tier in store.tiers:
+        share = tier.used_bytes / tier.capacity_bytes if tier.capacity_bytes else 0.0
+        state = Text("ready", style="green") if tier.ready else Text(tier.detail or "down", style="red")
+        capacity = format_bytes(tier.capacity_bytes) if tier.capacity_bytes else "?"
+        gauge = Text.assemble(bar(share), f" {share:4.0%}") if tier.capacity_bytes else Text("")
+        name = _TIER_NAMES.get(tier.tier, str(tier.tier))
+        table.add_row(name, format_bytes(tier.used_bytes), capacity, gauge, f"{tier.objects:,}", state)
+    return table
+
+
+def _reuse(store: store_pb2.GetStoreStatsResponse) -> Table:
+    """Of all tokens ever asked for: how many the cache served, and how."""
+    table = _table("reuse", "tokens", "share", "", right=("tokens", "share"))
+    asked = store.requested_tokens
+    hits = store.prefix_hit_tokens + store.segment_hit_tokens
+    rows = (
+        ("from a prefix", store.prefix_hit_tokens),
+        ("from segments", store.segment_hit_tokens),
+        ("not cached", max(asked - hits, 0)),
+    )
+    for label, tokens in rows:
+        share = tokens / asked if asked else 0.0
+        table.add_row(label, f"{tokens:,}", f"{share:.1%}" if asked else "–", bar(share))
+    return table
+
+
+def _spaces(store: store_pb2.GetStoreStatsResponse, matcher: Any) -> Table:
+    known = {space.space_id: space.chunks for space in matcher.spaces} if matcher is not None else {}
+    table = _table("space", "model", "tenant", "chunks", "in matcher", "bytes", right=("chunks", "in matcher", "bytes"))
+    spaces = sorted(store.spaces, key=lambda space: space.bytes, reverse=True)
+    for space in spaces[:_MOST_SPACES]:
+        entries = f"{known.get(space.space_id, 0):,}" if matcher is not None else "–"
+        short = space.space_id.hex()[:8]
+        model, tenant = Text(space.display_name or "–"), Text(space.tenant)
+        table.add_row(short, model, tenant, f"{space.chunks:,}", entries, format_bytes(space.bytes))
+    rest = spaces[_MOST_SPACES:]
+    if rest:
+        chunks, size = sum(space.chunks for space in rest), sum(space.bytes for space in rest)
+        table.add_row(f"{len(rest)} more", "", "", f"{chunks:,}", "", format_bytes(size))
+    if not spaces:
+        table.add_row("[dim]none yet[/]", "", "", "", "", "")
+    return table
+
+
+def _counts(store: Any, matcher: Any, agent: Any) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    if store is not None:
+        leases = f"{store.held_leases:,} held, {store.busy_leases:,} busy"
+        trouble = f"{store.quarantined_objects:,} quarantined, {store.checksum_failures:,} checksum failures"
+        table.add_row("leases", f"{leases} · {store.reserved_objects:,} reserved, {trouble}")
+        changes = f"{store.stored_chunks:,} stored, {store.evicted_chunks:,} evicted"
+        table.add_row("chunks", f"{changes} · {store.outbox_events:,} events wait for the matcher")
+    if matcher is not None:
+        entries = sum(space.chunks for space in matcher.spaces)
+        looked = f"{matcher.matches:,} matches: {matcher.candidates:,} candidates, {matcher.refused:,} refused"
+        table.add_row("matcher", f"{entries:,} entries in {format_bytes(matcher.table_bytes)} · {looked}")
+    if agent is not None:
+        moved = f"{format_bytes(agent.retrieved_bytes)} retrieved, {format_bytes(agent.stored_bytes)} stored"
+        table.add_row("agent", f"{agent.device or 'no device'} · {moved} · {agent.failed_tokens:,} tokens failed")
+        for item in agent.instances:
+            name = item.display_name or item.instance_id
+            rope = "RoPE proven" if item.rope_proven else "RoPE not proven: prefix only"
+            text = f"{name} · {format_bytes(item.mapped_bytes)} mapped · {item.open_requests} open requests · {rope}"
+            table.add_row("engine", Text(text))
+    return table
+
+
+def _latencies(snapshot: Snapshot) -> Table:
+    """The busiest calls of all services."""
+    rows = [(view.probe.service, item) for view in snapshot.views if view.stats for item in view.stats.latencies]
+    rows = [row for row in rows if not row[1].name.startswith(("Ping", "Get", "Check"))]
+    table = _table("call", "service", "count", "p50 ms", "p99 ms", right=("count", "p50 ms", "p99 ms"))
+    for service, item in sorted(rows, key=lambda row: row[1].count, reverse=True)[:_MOST_LATENCIES]:
+        table.add_row(item.name, service, f"{item.count:,}", f"{item.p50_ms:.2f}", f"{item.p99_ms:.2f}")
+    return table if rows else Table(box=None)

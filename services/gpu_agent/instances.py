@@ -1,0 +1,204 @@
+"""Registered KV caches: one engine instance's memory, space and facts, from registration to its end."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from kvblend.v1 import agent_pb2 as pb
+from kvblend.v1 import common_pb2 as common
+from kvblend.v1 import store_pb2 as store
+from services.common.errors import KvblendError
+from services.common.logs import get_logger
+from services.gpu_agent.devices.base import Device, KvMemory, Stopped
+from services.gpu_agent.layouts import Layout, check_layout
+from services.gpu_agent.rope import RopeSpec, rope_spec
+
+_log = get_logger("instances")
+
+_MAX_ID_BYTES = 128
+
+
+@dataclass(eq=False)
+class Instance:
+    """One registration. Its memory may be touched only inside `copying`, which keeps it mapped."""
+
+    instance_id: str
+    # Tenant of the caller that registered it; nobody else may use it.
+    owner: str
+    space: common.ModelSpace
+    rank: common.Rank
+    layout: Layout
+    memory: KvMemory
+    facts: store.RegisterModelSpaceResponse
+    ropes: list[RopeSpec]
+    rope_proven: bool = False
+    allocated_blocks: int = 0
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _copies: int = 0
+    _closing: bool = False
+    _gone: bool = False
+
+    @property
+    def moves_segments(self) -> bool:
+        """K of every layer group may be moved: its rotation is proven, or there is none."""
+        return self.rope_proven or all(rope.style == common.ROPE_STYLE_NONE for rope in self.ropes)
+
+    @property
+    def open(self) -> bool:
+        return not self._closing
+
+    def watch(self) -> None:
+        """Raises Stopped when the engine is gone: nobody needs its copies any more."""
+        if self._gone:
+            raise Stopped(common.REASON_AGENT_UNAVAILABLE)
+
+    @contextmanager
+    def copying(self) -> Iterator[KvMemory]:
+        """Raises KvblendError UNKNOWN_INSTANCE once it is being closed, HANDLE_UNUSABLE if memory was taken back."""
+        with self._changed:
+            if self._closing:
+                raise KvblendError("UNKNOWN_INSTANCE", f"instance {self.instance_id!r} has been replaced or closed")
+            self._copies += 1
+        try:
+            self.memory.check()
+            yield self.memory
+        finally:
+            with self._changed:
+                self._copies -= 1
+                self._changed.notify_all()
+
+    def close(self, timeout: float, *, engine_gone: bool) -> bool:
+        """Closes the mappings after the copies in flight, which stop early if the engine is gone.
+
+        False: a copy still ran after `timeout` seconds; the mappings stay.
+        """
+        with self._changed:
+            self._closing = True
+            self._gone = self._gone or engine_gone
+            if not self._changed.wait_for(lambda: self._copies == 0, timeout):
+                _log.error("a copy does not end; its mappings stay open", instance=self.instance_id)
+                return False
+            self.memory.close()
+            return True
+
+
+class Instances:
+    """All registrations by instance id, and the session streams of their engines."""
+
+    def __init__(self, device: Device, max_mapped_bytes: int, on_end: Callable[[str], None]) -> None:
+        """`on_end(instance_id)` is called when an instance's requests have lost their meaning."""
+        self._device = device
+        self._max_mapped_bytes = max_mapped_bytes
+        self._on_end = on_end
+        self._lock = threading.Lock()
+        # Registrations of one instance id follow each other, also while the old one waits for its copies.
+        self._registering = threading.Lock()
+        self._instances: dict[str, Instance] = {}
+        self._streams: dict[str, int] = {}
+
+    def get(self, instance_id: str, owner: str) -> Instance:
+        """Raises KvblendError UNKNOWN_INSTANCE."""
+        instance = self.find(instance_id)
+        if instance is None or instance.owner != owner:
+            raise KvblendError("UNKNOWN_INSTANCE", f"instance {instance_id!r} is not registered here")
+        return instance
+
+    def find(self, instance_id: str) -> Instance | None:
+        with self._lock:
+            return self._instances.get(instance_id)
+
+    def all(self) -> list[Instance]:
+        with self._lock:
+            return list(self._instances.values())
+
+    def register(
+        self,
+        request: pb.RegisterKvCacheRequest,
+        owner: str,
+        register_space: Callable[[common.ModelSpace], store.RegisterModelSpaceResponse],
+        timeout: float,
+    ) -> Instance:
+        """Opens the new mapping, then closes the one it replaces. Raises KvblendError; then nothing has changed."""
+        if not 0 < len(request.instance_id.encode()) <= _MAX_ID_BYTES:
+            raise KvblendError("INVALID_ARGUMENT", f"instance_id needs 1 to {_MAX_ID_BYTES} bytes")
+        deadline = time.monotonic() + timeout
+        layout = check_layout(request.layout, request.handles, request.model_space, request.rank)
+        facts = register_space(request.model_space)
+        if not self._registering.acquire(timeout=max(0.0, timeout)):
+            raise KvblendError("OVERLOADED", "another registration is waiting for its transfers")
+        try:
+            old = self.find(request.instance_id)
+            if old is not None and old.owner != owner:
+                raise KvblendError("TENANT_NOT_ALLOWED", f"instance {request.instance_id!r} belongs to somebody else")
+            self._check_room(request, old)
+            instance = Instance(
+                instance_id=request.instance_id,
+                owner=owner,
+                space=request.model_space,
+                rank=request.rank,
+                layout=layout,
+                memory=self._device.open(request.handles, layout),
+                facts=facts,
+                ropes=[rope_spec(group.rope) for group in request.model_space.groups],
+            )
+            with self._lock:
+                self._instances[instance.instance_id] = instance
+        finally:
+            self._registering.release()
+        if old is not None:
+            old.close(max(0.1, deadline - time.monotonic()), engine_gone=False)
+            if (old.facts.model_space_id, old.rank) != (facts.model_space_id, instance.rank):
+                self._on_end(instance.instance_id)
+        return instance
+
+    def _check_room(self, request: pb.RegisterKvCacheRequest, old: Instance | None) -> None:
+        mapped = sum(instance.memory.mapped_bytes for instance in self.all() if instance is not old)
+        wanted = sum(handle.bytes for handle in request.handles)
+        if mapped + wanted > self._max_mapped_bytes:
+            raise KvblendError(
+                "HANDLE_UNUSABLE",
+                f"{wanted} bytes beside {mapped} are more than max_mapped_bytes ({self._max_mapped_bytes})",
+            )
+
+    def unregister(self, instance_id: str, owner: str, timeout: float) -> bool:
+        """Waits for transfers, closes every mapping. False: it was not registered.
+
+        Raises:
+            KvblendError: DEADLINE_EXCEEDED if a transfer did not end in time.
+        """
+        instance = self.find(instance_id)
+        if instance is None or instance.owner != owner:
+            return False
+        self._end(instance, timeout, engine_gone=False)
+        return True
+
+    def _end(self, instance: Instance, timeout: float, *, engine_gone: bool) -> None:
+        with self._lock:
+            if self._instances.get(instance.instance_id) is instance:
+                del self._instances[instance.instance_id]
+        closed = instance.close(timeout, engine_gone=engine_gone)
+        self._on_end(instance.instance_id)
+        if not closed:
+            raise KvblendError("DEADLINE_EXCEEDED", f"a transfer of {instance.instance_id!r} did not end in time")
+
+    def stream_opened(self, instance_id: str) -> None:
+        with self._lock:
+            self._streams[instance_id] = self._streams.get(instance_id, 0) + 1
+
+    def stream_ended(self, instance_id: str, timeout: float) -> None:
+        """When it was the last one the engine is gone: its mappings close at once."""
+        with self._lock:
+            self._streams[instance_id] -= 1
+            if self._streams[instance_id]:
+                return
+            del self._streams[instance_id]
+            instance = self._instances.pop(instance_id, None)
+        if instance is not None:
+            _log.info("the engine is gone", instance=instance_id)
+            instance.close(timeout, engine_gone=True)
+
+    def close(self, timeout: float) -> None:
+        for instance in self.all():
+            instance.close(timeout, engine_gone=True)
