@@ -27,7 +27,7 @@ STYLES = {
         "P", "prefix", "the prompt starts exactly like a stored one: nothing to repair", "#1a2aa0", "#1f33c9", "#7b88f2"
     ),
     "segment": SourceStyle(
-        "S", "segment as is", "known text at another position, taken over as stored", "#1b7e5d", "#12a171", "#86ead6"
+        "S", "segment as is", "known text at another position, taken over as stored", "#1b7e5d", "#12a171", "#62d6bc"
     ),
     "recomputed": SourceStyle(
         "R",
@@ -37,5 +37,5 @@ STYLES = {
         "#cc7700",
         "#ffb84d",
     ),
-    "new": SourceStyle("N", "new", "never seen before: computed as without a cache", "#71367d", "#813d8f", "#d9658c"),
+    "new": SourceStyle("N", "new", "never seen before: computed as without a cache", "#71367d", "#813d8f", "#c9507c"),
 }

@@ -93,9 +93,9 @@ def _show_live(peers: list[Peer], pool: ThreadPoolExecutor, every: float) -> int
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = make_console()
     try:
-        with Live(render(take(peers, pool)), console=console, screen=True, auto_refresh=False) as live:
+        with Live(render(take(peers, pool), console.height), console=console, screen=True, auto_refresh=False) as live:
             while True:
                 time.sleep(every)
-                live.update(render(take(peers, pool)), refresh=True)
+                live.update(render(take(peers, pool), console.height), refresh=True)
     except KeyboardInterrupt:
         return 0

@@ -4,19 +4,20 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from cli.colors import STYLES
 from cli.ping import state_text
 from cli.probe import Probe
 from cli.units import format_bytes, format_seconds
 from kvblend.v1 import common_pb2, store_pb2
 
-_MOST_SPACES = 6
-_MOST_LATENCIES = 6
-_BAR_CELLS = 24
+_MOST_SPACES = 4
+_MOST_LATENCIES = 4
+_TIER_CELLS = 24
+_REUSE_CELLS = 30
 _TIER_NAMES = {common_pb2.TIER_L1: "L1 memory", common_pb2.TIER_L2: "L2 Redis"}
 
 
@@ -38,18 +39,25 @@ class Snapshot:
         return next((view.stats for view in self.views if view.probe.service == service), None)
 
 
-def render(snapshot: Snapshot) -> RenderableType:
+def render(snapshot: Snapshot, height: int = 30) -> RenderableType:
+    """Sections from top to bottom, apart by an empty line where `height` rows leave room for it."""
     store, matcher, agent = (snapshot.stats(service) for service in ("store", "matcher", "agent"))
-    clock = time.strftime("%H:%M:%S", time.localtime(snapshot.time))
-    parts: list[RenderableType] = [Text.from_markup(f"[bold]kvblend status[/]  [dim]{clock}[/]"), _services(snapshot)]
+    sections = [_services(snapshot)]
     if store is not None:
-        parts += [_tiers(store), _reuse(store), _spaces(store, matcher)]
-    parts += [_counts(store, matcher, agent), _latencies(snapshot)]
+        sections += [_tiers(store), _reuse(store), _spaces(store, matcher)]
+    sections += [_counts(store, matcher, agent), _latencies(snapshot)]
+    sections = [section for section in sections if section.row_count]
+    rows = sum(section.row_count + section.show_header for section in sections)
+    apart = rows + len(sections) <= height
+    clock = time.strftime("%H:%M:%S", time.localtime(snapshot.time))
+    parts: list[RenderableType] = [Text.from_markup(f"[bold]kvblend status[/]  [dim]{clock}[/]")]
+    for section in sections:
+        parts += [Text(""), section] if apart and len(parts) > 1 else [section]
     return Group(*parts)
 
 
 def _table(*columns: str, right: tuple[str, ...] = ()) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim", show_edge=False, expand=False)
+    table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left")
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", no_wrap=True, overflow="ellipsis")
     return table
@@ -68,10 +76,14 @@ def _services(snapshot: Snapshot) -> Table:
     return table
 
 
-def bar(share: float, cells: int = _BAR_CELLS) -> Text:
-    """A bar whose empty part is visible without colour too."""
-    full = round(min(max(share, 0.0), 1.0) * cells)
-    return Text.assemble(("█" * full, "green" if share < 0.9 else "yellow"), ("░" * (cells - full), "dim"))
+def bar(parts: list[tuple[float, str, str]], cells: int) -> Text:
+    """Shares side by side: (share, character, style). The rest is a dotted line; colour is never alone."""
+    text, used, shown = Text(), 0.0, 0
+    for share, character, style in parts:
+        used = min(used + max(share, 0.0), 1.0)
+        text.append(character * (round(used * cells) - shown), style)
+        shown = round(used * cells)
+    return text.append("·" * (cells - shown), "dim")
 
 
 def _tiers(store: store_pb2.GetStoreStatsResponse) -> Table:
@@ -80,7 +92,8 @@ def _tiers(store: store_pb2.GetStoreStatsResponse) -> Table:
         share = tier.used_bytes / tier.capacity_bytes if tier.capacity_bytes else 0.0
         state = Text("ready", style="green") if tier.ready else Text(tier.detail or "down", style="red")
         capacity = format_bytes(tier.capacity_bytes) if tier.capacity_bytes else "?"
-        gauge = Text.assemble(bar(share), f" {share:4.0%}") if tier.capacity_bytes else Text("")
+        used = bar([(share, "█", "green" if share < 0.9 else "yellow")], _TIER_CELLS)
+        gauge = Text.assemble(used, f" {share:4.0%}") if tier.capacity_bytes else Text("")
         name = _TIER_NAMES.get(tier.tier, str(tier.tier))
         table.add_row(name, format_bytes(tier.used_bytes), capacity, gauge, f"{tier.objects:,}", state)
     return table
@@ -88,17 +101,19 @@ def _tiers(store: store_pb2.GetStoreStatsResponse) -> Table:
 
 def _reuse(store: store_pb2.GetStoreStatsResponse) -> Table:
     """Of all tokens ever asked for: how many the cache served, and how."""
-    table = _table("reuse", "tokens", "share", "", right=("tokens", "share"))
-    asked = store.requested_tokens
-    hits = store.prefix_hit_tokens + store.segment_hit_tokens
-    rows = (
-        ("from a prefix", store.prefix_hit_tokens),
-        ("from segments", store.segment_hit_tokens),
-        ("not cached", max(asked - hits, 0)),
-    )
-    for label, tokens in rows:
-        share = tokens / asked if asked else 0.0
-        table.add_row(label, f"{tokens:,}", f"{share:.1%}" if asked else "–", bar(share))
+    asked, prefix, segment = store.requested_tokens, store.prefix_hit_tokens, store.segment_hit_tokens
+    table = _table("reuse", f"of {asked:,} tokens in {store.lookups:,} lookups" if asked else "")
+    if not asked:
+        table.add_row("[dim]nothing asked yet[/]", "")
+        return table
+    parts = [(prefix / asked, "█", STYLES["prefix"].dark), (segment / asked, "▒", STYLES["segment"].dark)]
+    rest = 1 - (prefix + segment) / asked
+    legend = Text.assemble(
+        ("█", parts[0][2]), f" {prefix / asked:.1%} from a prefix  ",
+        ("▒", parts[1][2]), f" {segment / asked:.1%} from segments  ",
+        ("·", "dim"), f" {rest:.1%} not cached",
+    )  # fmt: skip
+    table.add_row(bar(parts, _REUSE_CELLS), legend)
     return table
 
 
@@ -152,4 +167,4 @@ def _latencies(snapshot: Snapshot) -> Table:
     table = _table("call", "service", "count", "p50 ms", "p99 ms", right=("count", "p50 ms", "p99 ms"))
     for service, item in sorted(rows, key=lambda row: row[1].count, reverse=True)[:_MOST_LATENCIES]:
         table.add_row(item.name, service, f"{item.count:,}", f"{item.p50_ms:.2f}", f"{item.p99_ms:.2f}")
-    return table if rows else Table(box=None)
+    return table

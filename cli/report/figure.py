@@ -8,8 +8,8 @@ from cli.report.model import Piece, PromptReport, SegmentPlace, StoredDocument
 # Units of the SVG boxes, which stretch to whatever size they get.
 BOX_WIDTH = 1000
 BOX_HEIGHT = 100
-# Of a tick that marks recomputed tokens, in box units: a single token stays visible.
-_THINNEST_TICK = 1.2
+# Columns that show where tokens were recomputed.
+_COLUMNS = 180
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def _runs(labels: Iterable[tuple[str, int]]) -> list[tuple[str, int, int]]:
 
 
 def _source_blocks(pieces: Sequence[Piece], total: int) -> list[Block]:
-    """The strip's ground: recomputed tokens are drawn on top of the segment that they belong to."""
+    """The strip's ground: recomputed tokens are drawn on top of the segments that they belong to."""
     ground = ((("segment" if piece.source == "recomputed" else piece.source), piece.count) for piece in pieces)
     return [
         Block(percent(first, total), percent(count, total), source, first, count)
@@ -74,12 +74,23 @@ def _source_blocks(pieces: Sequence[Piece], total: int) -> list[Block]:
 
 
 def _recomputed_path(pieces: Sequence[Piece], total: int) -> str:
-    """One SVG path with a tick for every recomputed run."""
+    """One SVG path: columns from the bottom, each as high as the share of its tokens that was recomputed."""
+    columns = min(_COLUMNS, total)
+    counts = [0] * columns
+    position = 0
+    for piece in pieces:
+        if piece.source == "recomputed":
+            for token in range(position, position + piece.count):
+                counts[token * columns // total] += 1
+        position += piece.count
+    width = BOX_WIDTH / columns
     parts = []
-    for source, first, count in _runs((piece.source, piece.count) for piece in pieces):
-        if source == "recomputed":
-            width = max(BOX_WIDTH * count / total, _THINNEST_TICK)
-            parts.append(f"M{BOX_WIDTH * first / total:.1f} 0h{width:.1f}v{BOX_HEIGHT}h-{width:.1f}z")
+    for column, count in enumerate(counts):
+        if count:
+            # Tokens t with t * columns // total == column.
+            tokens = -(-(column + 1) * total // columns) - -(-column * total // columns)
+            height = BOX_HEIGHT * count / tokens
+            parts.append(f"M{column * width:.1f} {BOX_HEIGHT}v-{height:.1f}h{width:.1f}v{height:.1f}z")
     return "".join(parts)
 
 
@@ -137,13 +148,10 @@ def _ribbons(
 
 
 def _ticks(total: int) -> list[tuple[float, int]]:
-    """Round positions for the axis: (percent, token), four to nine of them."""
-    step = 1
-    while total / step > 9:
-        step *= 2 if str(step)[0] != "2" else 5
-        if str(step)[0] == "1":
-            continue
-    return [(percent(token, total), token) for token in range(0, total + 1, step)]
+    """Round positions for the axis: (percent, token), at most nine, none so near the end that it would not fit."""
+    steps = (base * 10**power for power in range(9) for base in (1, 2, 5))
+    step = next(step for step in steps if total / step <= 8)
+    return [(percent(token, total), token) for token in range(0, max(1, int(0.95 * total)), step)]
 
 
 def cover_of(prompt: PromptReport, library: Sequence[StoredDocument]) -> Cover:

@@ -53,6 +53,7 @@ ERRORS: dict[str, ErrorKind] = {
     "NOT_CAUGHT_UP": ErrorKind(_Code.UNAVAILABLE, may_retry=True),
     "MATCHER_UNAVAILABLE": ErrorKind(_Code.UNAVAILABLE, may_retry=True),
     "STORE_UNAVAILABLE": ErrorKind(_Code.UNAVAILABLE, may_retry=True),
+    "L2_UNAVAILABLE": ErrorKind(_Code.UNAVAILABLE, may_retry=True),
     "NOT_READY": ErrorKind(_Code.UNAVAILABLE, may_retry=True),
     "OVERLOADED": ErrorKind(_Code.RESOURCE_EXHAUSTED, may_retry=True),
     "DEADLINE_EXCEEDED": ErrorKind(_Code.DEADLINE_EXCEEDED),

@@ -18,6 +18,8 @@ from services.gpu_agent.rope import RopeSpec, rope_spec
 _log = get_logger("instances")
 
 _MAX_ID_BYTES = 128
+# Copies of a vanished engine stop at the next layer.
+_GONE_SECONDS = 10.0
 
 
 @dataclass(eq=False)
@@ -44,10 +46,6 @@ class Instance:
     def moves_segments(self) -> bool:
         """K of every layer group may be moved: its rotation is proven, or there is none."""
         return self.rope_proven or all(rope.style == common.ROPE_STYLE_NONE for rope in self.ropes)
-
-    @property
-    def open(self) -> bool:
-        return not self._closing
 
     def watch(self) -> None:
         """Raises Stopped when the engine is gone: nobody needs its copies any more."""
@@ -87,8 +85,8 @@ class Instance:
 class Instances:
     """All registrations by instance id, and the session streams of their engines."""
 
-    def __init__(self, device: Device, max_mapped_bytes: int, on_end: Callable[[str], None]) -> None:
-        """`on_end(instance_id)` is called when an instance's requests have lost their meaning."""
+    def __init__(self, device: Device, max_mapped_bytes: int, on_end: Callable[[str, str], None]) -> None:
+        """`on_end(instance_id, owner)` is called when an instance's requests have lost their meaning."""
         self._device = device
         self._max_mapped_bytes = max_mapped_bytes
         self._on_end = on_end
@@ -96,7 +94,8 @@ class Instances:
         # Registrations of one instance id follow each other, also while the old one waits for its copies.
         self._registering = threading.Lock()
         self._instances: dict[str, Instance] = {}
-        self._streams: dict[str, int] = {}
+        # (instance id, owner) -> open session streams.
+        self._streams: dict[tuple[str, str], int] = {}
 
     def get(self, instance_id: str, owner: str) -> Instance:
         """Raises KvblendError UNKNOWN_INSTANCE."""
@@ -150,7 +149,7 @@ class Instances:
         if old is not None:
             old.close(max(0.1, deadline - time.monotonic()), engine_gone=False)
             if (old.facts.model_space_id, old.rank) != (facts.model_space_id, instance.rank):
-                self._on_end(instance.instance_id)
+                self._on_end(instance.instance_id, instance.owner)
         return instance
 
     def _check_room(self, request: pb.RegisterKvCacheRequest, old: Instance | None) -> None:
@@ -179,26 +178,28 @@ class Instances:
             if self._instances.get(instance.instance_id) is instance:
                 del self._instances[instance.instance_id]
         closed = instance.close(timeout, engine_gone=engine_gone)
-        self._on_end(instance.instance_id)
+        self._on_end(instance.instance_id, instance.owner)
         if not closed:
             raise KvblendError("DEADLINE_EXCEEDED", f"a transfer of {instance.instance_id!r} did not end in time")
 
-    def stream_opened(self, instance_id: str) -> None:
+    def stream_opened(self, instance_id: str, owner: str) -> None:
         with self._lock:
-            self._streams[instance_id] = self._streams.get(instance_id, 0) + 1
+            self._streams[instance_id, owner] = self._streams.get((instance_id, owner), 0) + 1
 
-    def stream_ended(self, instance_id: str, timeout: float) -> None:
-        """When it was the last one the engine is gone: its mappings close at once."""
+    def stream_ended(self, instance_id: str, owner: str) -> None:
+        """When it was the last one the engine is gone: its mappings close at once. Its requests are not ended here."""
         with self._lock:
-            self._streams[instance_id] -= 1
-            if self._streams[instance_id]:
+            self._streams[instance_id, owner] -= 1
+            if self._streams[instance_id, owner]:
                 return
-            del self._streams[instance_id]
-            instance = self._instances.pop(instance_id, None)
-        if instance is not None:
-            _log.info("the engine is gone", instance=instance_id)
-            instance.close(timeout, engine_gone=True)
+            del self._streams[instance_id, owner]
+            instance = self._instances.get(instance_id)
+            if instance is None or instance.owner != owner:
+                return
+            del self._instances[instance_id]
+        _log.info("the engine is gone", instance=instance_id)
+        instance.close(_GONE_SECONDS, engine_gone=True)
 
-    def close(self, timeout: float) -> None:
+    def close(self) -> None:
         for instance in self.all():
-            instance.close(timeout, engine_gone=True)
+            instance.close(_GONE_SECONDS, engine_gone=True)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -27,6 +28,7 @@ _log = get_logger("session")
 _SILENT_BEATS = 5
 _CALL_SECONDS = 5.0
 _RECONNECT_SECONDS = 0.25
+_SETTLE_SECONDS = 2.0
 
 
 class SessionLost(Exception):
@@ -138,6 +140,16 @@ class StoreLink:
         for space in list(self._spaces.values()):
             request = store.RegisterModelSpaceRequest(model_space=space)
             self.client.call("RegisterModelSpace", request, _CALL_SECONDS)
+
+    def settle(self, method: str, request: Any, session: StoreSession) -> None:
+        """A call that must arrive: EndCopy or Abort. If it cannot, the session is given up, which frees everything."""
+        try:
+            self.client.call(method, request, _SETTLE_SECONDS)
+        except KvblendError as error:
+            if session.lost or not (error.kind.may_retry or error.reason == "DEADLINE_EXCEEDED"):
+                return
+            _log.warning("giving up the session", call=method, detail=str(error))
+            self.distrust(session)
 
     def distrust(self, session: StoreSession) -> None:
         """The store does not know this session: opens another."""

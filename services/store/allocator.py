@@ -78,8 +78,8 @@ class Allocator:
         self.used_bytes = 0
         self.capacity_bytes = slabs * slab_bytes
         edges = [0] * slabs
-        for slab, offset, size in sorted(claimed):
-            size = page_round(size)
+        for slab, offset, wanted in sorted(claimed):
+            size = page_round(wanted)
             if edges[slab] < offset:
                 self._runs.add(slab, edges[slab], offset)
             span = _Span(slab, offset, size, 1)

@@ -1,0 +1,139 @@
+"""One engine, its documents, and prompts answered twice: by full prefill and through kvblend."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cli.demo.divergence import mean_divergence
+from cli.demo.documents import Document
+from cli.report.model import Precompute, PromptReport, SegmentPlace, Shortfall, StoredDocument
+from cli.report.pieces import build_pieces
+from kvblend import Prompt, PromptBuilder
+from kvblend.blend.prefill import Source
+from kvblend.engines.transformers import Answer, TransformersEngine
+
+SYSTEM = "You document a code base. Answer from the files given, in one or two sentences."
+ANSWER_TOKENS = 32
+SOURCE_NAMES = {
+    Source.PREFIX: "prefix",
+    Source.SEGMENT: "segment",
+    Source.RECOMPUTED: "recomputed",
+    Source.NEW: "new",
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked about which documents, in which order."""
+
+    name: str
+    question: str
+    documents: list[str]
+
+
+class DemoSession:
+    """Asks prompts of `engine` and measures; documents are added once and stay known."""
+
+    def __init__(self, engine: TransformersEngine, recompute: float) -> None:
+        self._engine = engine
+        self._recompute = recompute
+        self.builder = PromptBuilder(engine.tokenizer, SYSTEM)
+
+    def add(self, document: Document) -> int:
+        """Tokenises a document, without storing it; returns how many tokens it has."""
+        return len(self.builder.add_document(document.name, document.text))
+
+    def precompute(self, documents: Sequence[Document]) -> Precompute:
+        """Computes and stores each document behind the shared prefix, and the prefix itself."""
+        start = time.perf_counter()
+        stored = []
+        prefix = self.builder.prefix
+        self._engine.store_prompt(prefix)
+        for document in documents:
+            tokens = self.builder.documents[document.name]
+            self._engine.precompute(tokens, document.name, context=prefix)
+            stored.append(StoredDocument(document.name, len(tokens), first_position=len(prefix)))
+        seconds = time.perf_counter() - start
+        total = sum(document.tokens for document in stored) + len(prefix)
+        return Precompute(stored, seconds, total * self._engine.bytes_per_token)
+
+    def warm_up(self, asked: Asked) -> None:
+        """Runs both ways once, unmeasured: first calls pay for thread pools and lazy initialisation."""
+        prompt = self.builder.build(asked.documents, asked.question)
+        self._engine.full_prefill(prompt.tokens, max_new_tokens=1, question_tokens=prompt.question[1])
+        self._engine.answer(prompt.tokens, max_new_tokens=1, question_tokens=prompt.question[1])
+
+    def ask(self, asked: Asked, *, store_first: bool = False, unrepaired: bool = True) -> PromptReport:
+        """Answers one prompt both ways. `store_first` keeps the full prefill's KV before kvblend is asked."""
+        prompt = self.builder.build(asked.documents, asked.question)
+        question = prompt.question[1]
+        full = self._engine.full_prefill(prompt.tokens, max_new_tokens=ANSWER_TOKENS, question_tokens=question)
+        if store_first:
+            self._engine.store_prompt(prompt.tokens)
+        blended = self._engine.answer(
+            prompt.tokens, max_new_tokens=ANSWER_TOKENS, recompute=self._recompute, question_tokens=question
+        )
+        without = None
+        if unrepaired:
+            plain = self._engine.answer(prompt.tokens, max_new_tokens=0, recompute=0.0, question_tokens=question)
+            without = mean_divergence(full.logits, plain.logits)
+        report = self._report(asked, prompt, full, blended)
+        report.klq_without_recompute = without
+        report.check()
+        return report
+
+    def _report(self, asked: Asked, prompt: Prompt, full: Answer, blended: Answer) -> PromptReport:
+        sources = [SOURCE_NAMES[Source(mark)] for mark in blended.sources]
+        counts = {name: sources.count(name) for name in SOURCE_NAMES.values()}
+        tokens = prompt.tokens.tolist()
+        return PromptReport(
+            name=asked.name,
+            question=asked.question,
+            documents=list(asked.documents),
+            tokens_total=len(tokens),
+            tokens_prefix=counts["prefix"],
+            tokens_segment=counts["segment"],
+            tokens_recomputed=counts["recomputed"],
+            tokens_new=counts["new"],
+            ttft_full_ms=full.ttft_ms,
+            ttft_kvblend_ms=blended.ttft_ms,
+            klq=mean_divergence(full.logits, blended.logits),
+            klq_without_recompute=None,
+            false_matches=self._false_matches(prompt, blended),
+            answer_full=self._decode(full),
+            answer_kvblend=self._decode(blended),
+            degraded=blended.degraded,
+            pieces=build_pieces(tokens, sources, _document_of_token(prompt), self._engine.tokenizer.decode),
+            shortfalls=[Shortfall(s.reason, s.tokens, s.detail) for s in blended.lookup.shortfalls],
+            lookup_ms=blended.lookup_ms,
+            retrieve_ms=blended.retrieve_ms,
+            compute_ms=blended.compute_ms,
+            segments=[
+                SegmentPlace(s.query_position, s.stored_position, s.length, s.document) for s in blended.lookup.segments
+            ],
+        )
+
+    def _false_matches(self, prompt: Prompt, answer: Answer) -> int:
+        """Segments whose stored tokens are not the prompt's: compared here with the documents themselves."""
+        return sum(not self._is_true(prompt, segment) for segment in answer.lookup.segments)
+
+    def _is_true(self, prompt: Prompt, segment: SegmentPlace | object) -> bool:
+        document = self.builder.documents.get(segment.document)
+        if document is None:
+            return False
+        first = segment.stored_position - len(self.builder.prefix)
+        stored = document[first : first + segment.length]
+        asked = prompt.tokens[segment.query_position : segment.query_position + segment.length]
+        return first >= 0 and np.array_equal(stored, asked)
+
+    def _decode(self, answer: Answer) -> str:
+        return str(self._engine.tokenizer.decode(answer.tokens, skip_special_tokens=True)).strip()
+
+
+def _document_of_token(prompt: Prompt) -> list[str]:
+    names = [""] * len(prompt.tokens)
+    for name, first, length in prompt.parts:
+        names[first : first + length] = [name] * length
+    return names

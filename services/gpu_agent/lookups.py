@@ -1,0 +1,296 @@
+"""All requests of this agent: starts or joins lookups, releases their leases, ends them."""
+
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+import grpc
+
+from kvblend.v1 import agent_pb2 as pb
+from kvblend.v1 import common_pb2 as common
+from kvblend.v1 import store_pb2 as store
+from services.common.errors import KvblendError
+from services.common.logs import get_logger
+from services.gpu_agent.instances import Instance
+from services.gpu_agent.plan import ChunkUse, Ref, chunk_uses, ref_of
+from services.gpu_agent.ranges import Range
+from services.gpu_agent.requests import LookupJob
+from services.gpu_agent.sessions import StoreLink, StoreSession
+from services.gpu_agent.store_client import store_error
+
+_log = get_logger("lookups")
+
+# (owner, instance id, request id)
+Key = tuple[str, str, str]
+
+_QUIET_SECONDS = 5.0
+_RELEASE_SECONDS = 2.0
+
+# Failures of the store that are no errors of a lookup: there is just nothing to reuse.
+NOT_ERRORS = {
+    "STORE_UNAVAILABLE": common.REASON_STORE_UNAVAILABLE,
+    "NOT_READY": common.REASON_STORE_UNAVAILABLE,
+    "OVERLOADED": common.REASON_STORE_UNAVAILABLE,
+    "UNKNOWN_SESSION": common.REASON_SESSION_LOST,
+    "DEADLINE_EXCEEDED": common.REASON_DEADLINE,
+    "SUPERSEDED": common.REASON_SUPERSEDED,
+}
+
+
+class Lookups:
+    """Requests by (owner, instance, request id). `threads` lookups run at once."""
+
+    def __init__(self, link: StoreLink, threads: int, max_requests: int) -> None:
+        self._link = link
+        self._max_requests = max_requests
+        # Reentrant: a future that is done already calls back in the thread that asks it to.
+        self._lock = threading.RLock()
+        self._jobs: dict[Key, LookupJob] = {}
+        # Ended jobs that the store has not been told of yet; a new lookup under the same id waits for that.
+        self._settling: dict[Key, Future[None]] = {}
+        self._running = ThreadPoolExecutor(threads, thread_name_prefix="lookup")
+        # Apart from the lookups, so that leases are given back however many of those wait.
+        self._ending = ThreadPoolExecutor(4, thread_name_prefix="release")
+
+    def start_or_join(
+        self, key: Key, instance: Instance, request: pb.AgentServiceLookupRequest, tokens: int, timeout: float
+    ) -> LookupJob:
+        """The job of this request and these tokens; `timeout` seconds are the store's if it starts now.
+
+        Raises:
+            KvblendError: SUPERSEDED if a newer attempt has been seen.
+        """
+        job = LookupJob(instance, request, tokens)
+        deadline = time.monotonic() + timeout
+        with self._lock:
+            old = self._jobs.get(key)
+            if old is not None and job.attempt < old.attempt:
+                raise KvblendError("SUPERSEDED", f"attempt {old.attempt} of {key[2]!r} has begun")
+            if old is not None and (job.attempt, job.fingerprint) == (old.attempt, old.fingerprint):
+                return old
+            if old is not None:
+                self._end(key)
+            self._jobs[key] = job
+            for surplus in self._oldest_beyond_limit(key):
+                self._end(surplus)
+            before = self._settling.get(key)
+        self._running.submit(self._run, key, job, request, before, deadline)
+        return job
+
+    def _oldest_beyond_limit(self, key: Key) -> list[Key]:
+        mine = [other for other in self._jobs if other[:2] == key[:2]]
+        return mine[: max(0, len(mine) - self._max_requests)]
+
+    def find(self, key: Key) -> LookupJob:
+        """Raises KvblendError UNKNOWN_REQUEST."""
+        with self._lock:
+            job = self._jobs.get(key)
+        if job is None:
+            raise KvblendError("UNKNOWN_REQUEST", f"request {key[2]!r} was not looked up here, or has ended")
+        return job
+
+    def jobs_of(self, instance_id: str) -> list[LookupJob]:
+        with self._lock:
+            return [job for key, job in self._jobs.items() if key[1] == instance_id]
+
+    def _run(
+        self,
+        key: Key,
+        job: LookupJob,
+        request: pb.AgentServiceLookupRequest,
+        before: "Future[None] | None",
+        deadline: float,
+    ) -> None:
+        objects: list[store.LeasedObject] = []
+        try:
+            if before is not None:
+                wait([before], max(0.0, deadline - time.monotonic()))
+            job.finish(*self._answer(job, request, deadline, objects))
+        except KvblendError as error:
+            self._forget(key, job, error)
+        except Exception as error:
+            _log.error("lookup failed", exc_info=error)
+            self._forget(key, job, KvblendError("INTERNAL", f"unexpected {type(error).__name__} in a lookup"))
+        finally:
+            used = {ref for use in job.uses for ref in use.refs()}
+            self._release(job, [ref for item in objects if (ref := ref_of(item.place)) not in used])
+            job.stopped()
+
+    def _forget(self, key: Key, job: LookupJob, error: KvblendError) -> None:
+        with self._lock:
+            if self._jobs.get(key) is job:
+                del self._jobs[key]
+        job.fail(error)
+
+    def _answer(
+        self,
+        job: LookupJob,
+        request: pb.AgentServiceLookupRequest,
+        deadline: float,
+        objects: list[store.LeasedObject],
+    ) -> tuple[pb.LookupAnswer, list[ChunkUse]]:
+        try:
+            summary = self._ask(job, request, deadline, objects)
+        except KvblendError as error:
+            if error.reason not in NOT_ERRORS:
+                raise
+            nothing = common.Shortfall(reason=NOT_ERRORS[error.reason], tokens=job.tokens, detail=error.message)
+            return pb.LookupAnswer(shortfalls=[nothing]), []
+        shortfalls = list(summary.shortfalls)
+        if summary.segments and not job.instance.moves_segments:
+            dropped = sum(segment.length for segment in summary.segments)
+            shortfalls.append(common.Shortfall(reason=common.REASON_ROPE_NOT_REGISTERED, tokens=dropped))
+            del summary.segments[:]
+        uses = chunk_uses(summary, objects, len(job.instance.layout.groups), job.tokens)
+        answer = pb.LookupAnswer(
+            prefix_tokens=summary.prefix_tokens,
+            blended_tokens=summary.blended_tokens,
+            segments=summary.segments,
+            shortfalls=shortfalls,
+            l1_chunks=summary.l1_chunks,
+            l2_chunks=summary.l2_chunks,
+        )
+        return answer, uses
+
+    def _ask(
+        self,
+        job: LookupJob,
+        request: pb.AgentServiceLookupRequest,
+        deadline: float,
+        objects: list[store.LeasedObject],
+    ) -> store.LookupSummary:
+        """The store's summary; what it leases is added to `objects`. Raises KvblendError."""
+        session = job.session = self._link.session()
+        forwarded = _store_request(job, session, request)
+        try:
+            return self._follow(job, forwarded, deadline, objects)
+        except KvblendError as error:
+            if error.reason == "UNKNOWN_SESSION":
+                self._link.distrust(session)
+            if error.reason != "UNKNOWN_MODEL_SPACE":
+                raise
+        self._link.register_again()
+        return self._follow(job, forwarded, deadline, objects)
+
+    def _follow(
+        self, job: LookupJob, request: store.LookupRequest, deadline: float, objects: list[store.LeasedObject]
+    ) -> store.LookupSummary:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise KvblendError("DEADLINE_EXCEEDED", "no time was left to ask the store")
+        stream = self._link.client.lookup(request, left)
+        job.attach(stream.cancel)
+        try:
+            for response in stream:
+                objects.extend(response.objects)
+                if response.HasField("summary"):
+                    summary: store.LookupSummary = response.summary
+                    return summary
+        except grpc.RpcError as error:
+            raise store_error(error) from error
+        raise KvblendError("STORE_UNAVAILABLE", "the store ended its answer without a summary")
+
+    def _release(self, job: LookupJob, refs: list[Ref]) -> int:
+        """Ends the leases of these objects, also of those kept BUSY. How many there were."""
+        session = job.session
+        if session is None or session.lost or not refs:
+            return 0
+        kept = job.take_kept(refs)
+        self.end_copies(job, session, kept)
+        held = [ref for ref in refs if ref not in kept]
+        request = store.ReleaseLeasesRequest(
+            session_id=session.session_id, request=job.store_key, rank=job.instance.rank, objects=object_refs(held)
+        )
+        if not held:
+            return len(kept)
+        try:
+            answer: store.ReleaseLeasesResponse = self._link.client.call("ReleaseLeases", request, _RELEASE_SECONDS)
+        except KvblendError as error:
+            # They are HELD: the store's TTL ends what this call could not.
+            _log.warning("leases were not released", detail=str(error))
+            return len(kept)
+        return len(kept) + answer.released
+
+    def end_copies(
+        self, job: LookupJob, session: StoreSession, refs: Iterable[Ref], corrupt: Iterable[Ref] = ()
+    ) -> None:
+        """Tells the store that copies out of these objects have stopped."""
+        objects = object_refs(refs)
+        if objects:
+            request = store.EndCopyRequest(
+                session_id=session.session_id,
+                request=job.store_key,
+                rank=job.instance.rank,
+                objects=objects,
+                corrupt=object_refs(corrupt),
+            )
+            self._link.settle("EndCopy", request, session)
+
+    def release(self, job: LookupJob, ranges: Iterable[Range]) -> int:
+        """Releases the leases that only these query ranges need. Idempotent."""
+        return self._release(job, job.release(ranges))
+
+    def end(self, key: Key) -> None:
+        """Ends everything of a request: at once for the caller, soon at the store. Idempotent."""
+        with self._lock:
+            self._end(key)
+
+    def end_all(self, instance_id: str, owner: str) -> None:
+        with self._lock:
+            for key in [key for key in self._jobs if key[:2] == (owner, instance_id)]:
+                self._end(key)
+
+    def _end(self, key: Key) -> None:
+        job = self._jobs.pop(key, None)
+        if job is None:
+            return
+        job.end()
+        future = self._settling[key] = self._ending.submit(self._settle, job)
+        future.add_done_callback(lambda done: self._settled(key, done))
+
+    def _settled(self, key: Key, done: "Future[None]") -> None:
+        with self._lock:
+            if self._settling.get(key) is done:
+                del self._settling[key]
+
+    def _settle(self, job: LookupJob) -> None:
+        """Gives back what an ended job holds, once nothing of it runs."""
+        job.wait_quiet(_QUIET_SECONDS)
+        session = job.session
+        if session is None or session.lost:
+            return
+        self.end_copies(job, session, job.take_kept())
+        request = store.EndRequestRequest(session_id=session.session_id, request_id=job.store_key.request_id)
+        try:
+            self._link.client.call("EndRequest", request, _RELEASE_SECONDS)
+        except KvblendError as error:
+            # What it held is HELD: the store's TTL ends what this call could not.
+            _log.warning("a request was not ended at the store", detail=str(error))
+
+    def close(self) -> None:
+        with self._lock:
+            for key in list(self._jobs):
+                self._end(key)
+        self._running.shutdown(wait=True, cancel_futures=True)
+        self._ending.shutdown(wait=True)
+
+
+def object_refs(refs: Iterable[Ref]) -> list[store.ObjectRef]:
+    return [store.ObjectRef(header=header, generation=generation) for header, generation in refs]
+
+
+def _store_request(job: LookupJob, session: StoreSession, request: pb.AgentServiceLookupRequest) -> store.LookupRequest:
+    return store.LookupRequest(
+        session_id=session.session_id,
+        request=job.store_key,
+        rank=job.instance.rank,
+        space=request.space,
+        tokens=request.tokens,
+        opaque_spans=request.opaque_spans,
+        want_segments=request.want_segments,
+        accept_blended=request.accept_blended,
+        context_classes=request.context_classes,
+        prefill_tokens_per_second=request.prefill_tokens_per_second,
+        at_least=request.at_least,
+    )

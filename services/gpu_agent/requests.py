@@ -1,0 +1,207 @@
+"""One lookup of one request: its answer, the leases behind it, and the copies that use them."""
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from kvblend.v1 import agent_pb2 as pb
+from kvblend.v1 import common_pb2 as common
+from services.common.errors import KvblendError
+from services.gpu_agent.devices.base import Stopped
+from services.gpu_agent.instances import Instance
+from services.gpu_agent.plan import ChunkUse, Ref
+from services.gpu_agent.ranges import Range, mask_of
+from services.gpu_agent.sessions import StoreSession
+
+_MAX_STORE_ID_BYTES = 128
+
+
+def store_request_id(instance_id: str, request_id: str) -> str:
+    """The request's id at the store: two engines of one agent may use the same ids."""
+    name = f"{instance_id}/{request_id}"
+    if len(name.encode()) <= _MAX_STORE_ID_BYTES:
+        return name
+    return hashlib.blake2b(name.encode(), digest_size=32).hexdigest()
+
+
+class LookupJob:
+    """Immutable once done: whoever asks for this (request, attempt) reads the same answer."""
+
+    def __init__(self, instance: Instance, request: pb.AgentServiceLookupRequest, tokens: int) -> None:
+        self.instance = instance
+        self.attempt = request.request.attempt
+        self.tokens = tokens
+        self.fingerprint = _fingerprint(request)
+        self.store_key = common.RequestKey(
+            request_id=store_request_id(instance.instance_id, request.request.request_id), attempt=self.attempt
+        )
+        self.started = time.monotonic()
+        self.session: StoreSession | None = None
+        self.uses: list[ChunkUse] = []
+        # Retrieves of one request follow each other.
+        self.retrieving = threading.Lock()
+        self._key = request.request
+        self._changed = threading.Condition()
+        self._answer: pb.LookupAnswer | None = None
+        self._error: KvblendError | None = None
+        self._cancel: Callable[[], Any] | None = None
+        self._ended = False
+        self._running = True
+        self._copies = 0
+        # Objects that stay BUSY between two retrieves with keep_leases.
+        self._kept: set[Ref] = set()
+        self._released: set[Ref] = set()
+        self._released_tokens = np.zeros(tokens, np.bool_)
+
+    def attach(self, cancel: Callable[[], Any]) -> None:
+        """`cancel` ends the running call to the store."""
+        with self._changed:
+            self._cancel = cancel
+            ended = self._ended
+        if ended:
+            cancel()
+
+    def finish(self, answer: pb.LookupAnswer, uses: list[ChunkUse]) -> None:
+        answer.state = pb.LOOKUP_STATE_DONE
+        answer.request.CopyFrom(self._key)
+        with self._changed:
+            self._answer, self.uses, self._cancel = answer, uses, None
+            self._changed.notify_all()
+
+    def fail(self, error: KvblendError) -> None:
+        with self._changed:
+            self._error, self._cancel = error, None
+            self._changed.notify_all()
+
+    def wait(self, timeout: float) -> pb.LookupAnswer:
+        """The answer, or one that says RUNNING after `timeout` seconds.
+
+        Raises:
+            KvblendError: what ended the lookup; SUPERSEDED if its request ended.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._answer or self._error or self._ended, max(0.0, timeout))
+            if self._ended:
+                raise KvblendError("SUPERSEDED", "the request ended, or was replaced by a newer attempt")
+            if self._error is not None:
+                raise self._error
+            return self._answer or pb.LookupAnswer(state=pb.LOOKUP_STATE_RUNNING, request=self._key)
+
+    def end(self) -> None:
+        """No copy may begin any more; those that run stop at their next layer."""
+        with self._changed:
+            self._ended = True
+            cancel = self._cancel
+            self._changed.notify_all()
+        if cancel is not None:
+            cancel()
+
+    def watch(self) -> None:
+        if self._ended:
+            raise Stopped(common.REASON_SUPERSEDED)
+
+    @contextmanager
+    def copying(self) -> Iterator[None]:
+        """Raises KvblendError SUPERSEDED once the request has ended."""
+        with self._changed:
+            if self._ended:
+                raise KvblendError("SUPERSEDED", "the request ended, or was replaced by a newer attempt")
+            self._copies += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._copies -= 1
+                self._changed.notify_all()
+
+    def stopped(self) -> None:
+        """The lookup itself makes no call any more."""
+        with self._changed:
+            self._running = False
+            self._changed.notify_all()
+
+    def wait_quiet(self, timeout: float) -> None:
+        """Until neither the lookup nor a copy runs, at most `timeout` seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._copies and not self._running, timeout)
+
+    def keep(self, refs: Iterable[Ref]) -> set[Ref]:
+        """Lets these BUSY objects stay so. Those that were not kept already."""
+        with self._changed:
+            new = set(refs) - self._kept
+            self._kept |= new
+            return new
+
+    def take_kept(self, refs: Iterable[Ref] | None = None) -> set[Ref]:
+        """Those of `refs` (None: of all) that were kept BUSY; the caller ends their copies."""
+        with self._changed:
+            taken = self._kept & set(refs) if refs is not None else set(self._kept)
+            self._kept -= taken
+            return taken
+
+    def copied(self, refs: Iterable[Ref]) -> None:
+        """The leases of these objects ended with their copies; those kept BUSY go on."""
+        with self._changed:
+            self._released |= set(refs) - self._kept
+
+    def is_released(self, use: ChunkUse) -> bool:
+        with self._changed:
+            return not self._released.isdisjoint(use.refs())
+
+    def release(self, ranges: Iterable[Range]) -> list[Ref]:
+        """Objects of which no token is needed any more, now that these query ranges are not; each told once."""
+        with self._changed:
+            self._released_tokens |= mask_of(ranges, self.tokens)
+            needed: set[Ref] = set()
+            for use in self.uses:
+                if not self._released_tokens[use.query_position : use.end].all():
+                    needed.update(use.refs())
+            freed = {ref for use in self.uses for ref in use.refs()} - needed - self._released
+            self._released |= freed
+            return sorted(freed)
+
+    def oldest_lease(self) -> float | None:
+        """When its leases began, by the monotonic clock; None: it holds none."""
+        with self._changed:
+            held = any(not self._released.issuperset(use.refs()) for use in self.uses)
+        return self.started if held else None
+
+
+def _fingerprint(request: pb.AgentServiceLookupRequest) -> bytes:
+    """What makes it another lookup under the same id: everything but how long to wait for it."""
+    same = pb.AgentServiceLookupRequest()
+    same.CopyFrom(request)
+    same.ClearField("no_wait")
+    return hashlib.blake2b(same.SerializeToString(deterministic=True), digest_size=16).digest()
+
+
+class Tickets:
+    """Stores in flight, by request: ending the request stops them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[tuple[str, str, str], list[threading.Event]] = {}
+
+    @contextmanager
+    def open(self, key: tuple[str, str, str]) -> Iterator[threading.Event]:
+        """An event that is set when the request ends."""
+        ticket = threading.Event()
+        with self._lock:
+            self._open.setdefault(key, []).append(ticket)
+        try:
+            yield ticket
+        finally:
+            with self._lock:
+                self._open[key].remove(ticket)
+                if not self._open[key]:
+                    del self._open[key]
+
+    def stop(self, key: tuple[str, str, str]) -> None:
+        with self._lock:
+            for ticket in self._open.get(key, ()):
+                ticket.set()

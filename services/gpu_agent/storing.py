@@ -1,0 +1,290 @@
+"""Engine to arena: reserves, gathers, and commits when the copy has truly finished."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+
+from kvblend.v1 import agent_pb2 as pb
+from kvblend.v1 import common_pb2 as common
+from kvblend.v1 import store_pb2 as store
+from services.common.errors import KvblendError
+from services.common.logs import get_logger
+from services.common.tokens import encode_u32
+from services.gpu_agent.arena import Arena
+from services.gpu_agent.call import Call
+from services.gpu_agent.devices.base import Bytes, Device, KvMemory, Piece, Stopped
+from services.gpu_agent.instances import Instance
+from services.gpu_agent.lookups import NOT_ERRORS
+from services.gpu_agent.plan import Ref, ref_of
+from services.gpu_agent.ranges import mask_of, parse_ranges
+from services.gpu_agent.requests import store_request_id
+from services.gpu_agent.sessions import SessionLost, StoreLink, StoreSession
+from services.gpu_agent.slots import Slots, SlotTable
+from services.gpu_agent.totals import Totals
+
+_log = get_logger("storing")
+
+_GOOD = common.REASON_UNSPECIFIED
+
+# Why a commit was refused, as a chunk's reason.
+_COMMIT_REASONS = NOT_ERRORS | {
+    "UNKNOWN_RESERVATION": common.REASON_RESERVATION_EXPIRED,
+    "RESERVATION_EXPIRED": common.REASON_RESERVATION_EXPIRED,
+    "STALE_EPOCH": common.REASON_STALE_EPOCH,
+}
+
+
+@dataclass
+class _Copy:
+    """A granted chunk on its way, and what became of it."""
+
+    grant: store.ChunkGrant
+    blocks: list[Bytes]
+    reason: common.Reason = _GOOD
+
+    @property
+    def good(self) -> bool:
+        return self.reason == _GOOD
+
+
+class Storer:
+    def __init__(self, device: Device, link: StoreLink, totals: Totals) -> None:
+        self._device = device
+        self._link = link
+        self._totals = totals
+
+    def store(self, instance: Instance, request: pb.StoreKvRequest, tokens: int, call: Call) -> pb.StoreKvResponse:
+        """The outcome of every chunk. What is called STORED is visible to the next lookup.
+
+        Raises:
+            KvblendError: for a request that cannot be meant; then nothing has been reserved.
+        """
+        chunk_tokens = instance.facts.chunk_tokens
+        if request.no_store:
+            return _same_for_all(tokens, chunk_tokens, store.CHUNK_OUTCOME_DECLINED, common.REASON_NO_STORE)
+        slots = SlotTable(request.slots, instance.layout).of(np.arange(tokens))
+        exact, from_segments = _provenance(request, tokens, chunk_tokens)
+        self._device.wait(request.event, call.left())
+        try:
+            session = self._link.session()
+            reserve = _reserve_request(instance, session, request, exact, from_segments)
+            with instance.copying() as memory, session.copying() as arena:
+                return self._reserve_and_copy(instance, memory, arena, session, reserve, slots, call)
+        except KvblendError as error:
+            if error.reason not in NOT_ERRORS:
+                raise
+            return _same_for_all(tokens, chunk_tokens, store.CHUNK_OUTCOME_FAILED, NOT_ERRORS[error.reason])
+        except SessionLost:
+            return _same_for_all(tokens, chunk_tokens, store.CHUNK_OUTCOME_FAILED, common.REASON_SESSION_LOST)
+
+    def _reserve_and_copy(
+        self,
+        instance: Instance,
+        memory: KvMemory,
+        arena: Arena,
+        session: StoreSession,
+        reserve: store.ReserveRequest,
+        slots: Slots,
+        call: Call,
+    ) -> pb.StoreKvResponse:
+        reservation = self._reserve(session, reserve, call)
+        copies = [
+            _open_grant(instance, arena, grant)
+            for grant in reservation.chunks
+            if grant.outcome == store.CHUNK_OUTCOME_GRANTED
+        ]
+        position = common.StreamPosition()
+        if copies:
+            try:
+                written = _gather(instance, memory, arena, copies, slots, call)
+            except BaseException:
+                self._abort(session, reservation)
+                raise
+            position = self._commit(session, reservation, copies, written, call)
+        reasons = {copy.grant.first_token: copy.reason for copy in copies}
+        self._totals.add_store(sum(block.nbytes for copy in copies if copy.good for block in copy.blocks))
+        return pb.StoreKvResponse(
+            chunks=[_stored_chunk(grant, reasons) for grant in reservation.chunks], position=position
+        )
+
+    def _reserve(self, session: StoreSession, reserve: store.ReserveRequest, call: Call) -> store.ReserveResponse:
+        try:
+            return self._ask_to_reserve(reserve, call)
+        except KvblendError as error:
+            if error.reason in ("DEADLINE_EXCEEDED", "UNKNOWN_SESSION"):
+                # What the store may have reserved is known to nobody: only a new session frees it.
+                self._link.distrust(session)
+            if error.reason != "UNKNOWN_MODEL_SPACE":
+                raise
+        self._link.register_again()
+        return self._ask_to_reserve(reserve, call)
+
+    def _ask_to_reserve(self, reserve: store.ReserveRequest, call: Call) -> store.ReserveResponse:
+        answer: store.ReserveResponse = self._link.client.call("Reserve", reserve, call.left())
+        return answer
+
+    def _commit(
+        self,
+        session: StoreSession,
+        reservation: store.ReserveResponse,
+        copies: list[_Copy],
+        written: dict[Ref, store.WrittenObject],
+        call: Call,
+    ) -> common.StreamPosition:
+        """Commits what was written whole; its refusals become the chunks' reasons."""
+        if not any(copy.good for copy in copies):
+            self._abort(session, reservation)
+            return common.StreamPosition()
+        refs = [ref_of(place) for copy in copies if copy.good for place in copy.grant.places]
+        request = store.CommitRequest(
+            session_id=session.session_id,
+            reservation_id=reservation.reservation_id,
+            written=[written[ref] for ref in refs],
+        )
+        try:
+            answer: store.CommitResponse = self._link.client.call("Commit", request, call.left())
+        except KvblendError as error:
+            _log.warning("a commit was refused", detail=str(error))
+            if error.reason == "DEADLINE_EXCEEDED":
+                self._abort(session, reservation)
+            _fail(copies, _COMMIT_REASONS.get(error.reason, common.REASON_COPY_FAILED))
+            return common.StreamPosition()
+        if len(answer.reasons) != len(refs):
+            _fail(copies, common.REASON_COPY_FAILED)
+            return answer.position
+        reasons = dict(zip(refs, answer.reasons, strict=True))
+        for copy in copies:
+            if copy.good:
+                places = (reasons[ref_of(place)] for place in copy.grant.places)
+                copy.reason = next((reason for reason in places if reason != _GOOD), _GOOD)
+        return answer.position
+
+    def _abort(self, session: StoreSession, reservation: store.ReserveResponse) -> None:
+        if not session.lost:
+            request = store.AbortRequest(session_id=session.session_id, reservation_id=reservation.reservation_id)
+            self._link.settle("Abort", request, session)
+
+
+def _provenance(request: pb.StoreKvRequest, tokens: int, chunk_tokens: int) -> tuple[int, bytes]:
+    """(leading exact tokens, per chunk the tokens that came from segments as little-endian u32)."""
+    if request.kind == store.STORE_KIND_UNSPECIFIED:
+        raise KvblendError("INVALID_ARGUMENT", "kind is not given")
+    if request.kind == store.STORE_KIND_PROMPT and request.first_position:
+        raise KvblendError("INVALID_ARGUMENT", "a prompt is stored from its first token: first_position must be 0")
+    if request.kind == store.STORE_KIND_DOCUMENT and request.reused:
+        raise KvblendError("INVALID_ARGUMENT", "a document cannot be made of reused segments")
+    reused = mask_of(parse_ranges(request.reused, tokens), tokens)
+    if not reused.any():
+        return tokens, b""
+    counts = np.add.reduceat(reused.astype(np.uint32), np.arange(0, tokens, chunk_tokens))
+    return int(np.argmax(reused)), encode_u32(counts)
+
+
+def _reserve_request(
+    instance: Instance, session: StoreSession, request: pb.StoreKvRequest, exact: int, from_segments: bytes
+) -> store.ReserveRequest:
+    return store.ReserveRequest(
+        session_id=session.session_id,
+        request=common.RequestKey(
+            request_id=store_request_id(instance.instance_id, request.request.request_id),
+            attempt=request.request.attempt,
+        ),
+        rank=instance.rank,
+        space=request.space,
+        kind=request.kind,
+        context=request.context,
+        tokens=request.tokens,
+        opaque_spans=request.opaque_spans,
+        first_position=request.first_position,
+        document=request.document,
+        exact_tokens=exact,
+        segment_tokens=from_segments,
+        allow_blended=request.allow_blended,
+    )
+
+
+def _open_grant(instance: Instance, arena: Arena, grant: store.ChunkGrant) -> _Copy:
+    """The blocks of a grant by layer group; unusable ones are a reason, not an error."""
+    groups = instance.layout.groups
+    places = {place.group: place for place in grant.places}
+    fits = len(grant.places) == len(groups) and all(
+        group in places and places[group].payload_bytes == shape.token_bytes * grant.tokens
+        for group, shape in enumerate(groups)
+    )
+    if not fits:
+        return _Copy(grant, [], common.REASON_COPY_FAILED)
+    try:
+        return _Copy(grant, [arena.block(places[group]) for group in range(len(groups))])
+    except (ValueError, OSError) as error:
+        _log.error("a granted block cannot be mapped", detail=str(error))
+        return _Copy(grant, [], common.REASON_OUT_OF_BOUNDS)
+
+
+def _gather(
+    instance: Instance, memory: KvMemory, arena: Arena, copies: list[_Copy], slots: Slots, call: Call
+) -> dict[Ref, store.WrittenObject]:
+    """Copies all granted chunks, one pass over the layers of each group; (header, generation) -> what to commit."""
+    written: dict[Ref, store.WrittenObject] = {}
+    try:
+        for group in range(len(instance.layout.groups)):
+            pieces = [_piece(copy, group, slots) for copy in copies if copy.good]
+            if pieces:
+                memory.gather(group, pieces, call.watch)
+        for copy in copies:
+            if copy.good:
+                written.update(_seal(arena, copy))
+        # Slots may be written by others once the request has ended: what was read since then is not its KV.
+        call.watch()
+    except Stopped as stopped:
+        _fail(copies, stopped.reason)
+    except Exception as error:
+        _log.error("a copy failed", exc_info=error)
+        _fail(copies, common.REASON_COPY_FAILED)
+    return written
+
+
+def _piece(copy: _Copy, group: int, slots: Slots) -> Piece:
+    first, tokens = copy.grant.first_token, copy.grant.tokens
+    return Piece(copy.blocks[group], tokens, 0, slots[first : first + tokens])
+
+
+def _seal(arena: Arena, copy: _Copy) -> dict[Ref, store.WrittenObject]:
+    """Checksums of a chunk's objects, and whether the blocks were this reservation's to the end."""
+    places = sorted(copy.grant.places, key=lambda place: place.group)
+    sealed = {}
+    for place, block in zip(places, copy.blocks, strict=True):
+        checksum = xxhash.xxh3_64_intdigest(memoryview(block))
+        sealed[ref_of(place)] = store.WrittenObject(
+            object=store.ObjectRef(header=place.header, generation=place.generation), checksum=checksum
+        )
+        copy.reason = copy.reason or arena.staleness(place)
+    return sealed
+
+
+def _fail(copies: Iterable[_Copy], reason: common.Reason) -> None:
+    for copy in copies:
+        if copy.good:
+            copy.reason = reason
+
+
+def _stored_chunk(grant: store.ChunkGrant, reasons: dict[int, common.Reason]) -> pb.StoredChunk:
+    outcome, reason = grant.outcome, grant.reason
+    if outcome == store.CHUNK_OUTCOME_GRANTED:
+        reason = reasons[grant.first_token]
+        outcome = store.CHUNK_OUTCOME_STORED if reason == _GOOD else store.CHUNK_OUTCOME_FAILED
+    return pb.StoredChunk(
+        first_token=grant.first_token, tokens=grant.tokens, domain=grant.domain, outcome=outcome, reason=reason
+    )
+
+
+def _same_for_all(
+    tokens: int, chunk_tokens: int, outcome: store.ChunkOutcome, reason: common.Reason
+) -> pb.StoreKvResponse:
+    return pb.StoreKvResponse(
+        chunks=[
+            pb.StoredChunk(first_token=first, tokens=min(chunk_tokens, tokens - first), outcome=outcome, reason=reason)
+            for first in range(0, tokens, chunk_tokens)
+        ]
+    )

@@ -1,0 +1,72 @@
+"""The prefix leg: stored chunks that continue each other from the prompt's first token.
+
+Needs no matcher. Whole chunks are found by chain hash. Where the chain breaks, the stored chunk that shares
+most tokens with the prompt serves its beginning: KV of a chunk's first tokens depends on nothing after them.
+"""
+
+from itertools import islice
+
+import numpy as np
+
+from kvblend.v1 import common_pb2 as pb
+from services.common.tokens import decode_tokens
+from services.store.catalog import Chunk
+from services.store.query import Piece, Query
+from services.store.state import StoreState
+
+# Stored continuations of one chunk that are compared; the latest first.
+_MAX_CONTINUATIONS = 256
+
+
+def walk(state: StoreState, query: Query, first_chunk: int) -> list[Piece]:
+    """Whole chunks from `first_chunk` of the chain on, up to the first that is not here. Needs the lock."""
+    pieces = []
+    for chunk in query.chain[first_chunk:]:
+        if chunk.tokens < query.space.shape.chunk_tokens:
+            break
+        key = next((key for key in query.prefix_keys(chunk) if state.usable(key)), None)
+        if key is None:
+            break
+        pieces.append(Piece(chunk.first, key, 0, chunk.tokens, chunk.first))
+    return pieces
+
+
+def edge(state: StoreState, query: Query, chunk_index: int) -> Piece | None:
+    """The best beginning for chunk `chunk_index` of the prompt, which is not here as a whole. Needs the lock."""
+    if chunk_index >= len(query.chain):
+        return None
+    asked = query.chain[chunk_index]
+    wall = state.clock.wall()
+    best: Piece | None = None
+    for child in islice(state.catalog.children(query.space.space_id, asked.previous_hash), _MAX_CONTINUATIONS):
+        if child.key.domain not in query.domains or not child.usable(wall):
+            continue
+        length = _shared(query, chunk_index, child)
+        better = best is None or (length, -child.key.domain) > (best.length, -best.key.domain)
+        if length and better:
+            best = Piece(asked.first, child.key, 0, length, asked.first)
+    return best
+
+
+def _shared(query: Query, chunk_index: int, child: Chunk) -> int:
+    """Tokens at the front that the prompt's chunk and a stored one have in common."""
+    asked = query.chain[chunk_index]
+    if child.key.chain_hash == asked.chain_hash:
+        return asked.tokens
+    if asked.has_opaque_span or not child.info.matchable:
+        # More than tokens would have to agree: only the hash can tell.
+        return 0
+    stored = decode_tokens(child.info.tokens)
+    length = min(len(stored), asked.tokens)
+    differ = np.flatnonzero(stored[:length] != query.tokens[asked.first : asked.first + length])
+    return int(differ[0]) if len(differ) else length
+
+
+def why_broken(state: StoreState, query: Query, chunk_index: int) -> pb.Reason:
+    """Why the chain ends before this chunk, where that is more than unknown text. Needs the lock."""
+    if chunk_index < len(query.chain):
+        for key in query.prefix_keys(query.chain[chunk_index]):
+            chunk = state.catalog.get(key)
+            if chunk is not None and not chunk.complete:
+                return pb.REASON_INCOMPLETE_RANKS
+    return pb.REASON_UNSPECIFIED

@@ -1,0 +1,94 @@
+"""One lookup's question, and the pieces of stored chunks that answer it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from blake3 import blake3
+
+from kvblend.v1 import common_pb2 as pb
+from kvblend.v1 import store_pb2
+from services.common.errors import KvblendError
+from services.common.identity import Chunk as ChainChunk
+from services.common.identity import chain_chunks, chain_start
+from services.common.tokens import TOKEN_BYTES, TokenArray, decode_tokens
+from services.store.objects import ChunkKey
+from services.store.spaces import ResolvedSpace
+
+DEFAULT_CLASSES = (pb.CONTEXT_CLASS_ALONE, pb.CONTEXT_CLASS_SHARED_PREFIX)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Tokens [offset, offset + length) of a stored chunk serve the prompt from `position` on."""
+
+    position: int
+    key: ChunkKey
+    offset: int
+    length: int
+    # Position of the first of these tokens when its KV was computed.
+    stored_position: int
+
+    @property
+    def end(self) -> int:
+        return self.position + self.length
+
+
+@dataclass(frozen=True)
+class Query:
+    space: ResolvedSpace
+    data: bytes = field(repr=False)
+    spans: Sequence[pb.OpaqueSpan]
+    want_segments: bool
+    accept_blended: bool
+    context_classes: tuple[pb.ContextClass, ...]
+    prefill_tokens_per_second: int
+
+    @cached_property
+    def tokens(self) -> TokenArray:
+        """[n] u32."""
+        return decode_tokens(self.data)
+
+    @property
+    def count(self) -> int:
+        return len(self.data) // TOKEN_BYTES
+
+    @cached_property
+    def chain(self) -> list[ChainChunk]:
+        return chain_chunks(
+            chain_start(self.space.root, b""), self.tokens, self.space.shape.chunk_tokens, self.spans
+        )
+
+    @property
+    def domains(self) -> tuple[pb.Domain, ...]:
+        """That may serve the prefix, best first."""
+        return (pb.DOMAIN_EXACT, pb.DOMAIN_BLENDED) if self.accept_blended else (pb.DOMAIN_EXACT,)
+
+    def prefix_keys(self, chunk: ChainChunk) -> list[ChunkKey]:
+        return [ChunkKey(self.space.space_id, domain, chunk.chain_hash) for domain in self.domains]
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Equal for queries that must get the same answer."""
+        flags = bytes([self.want_segments, self.accept_blended, *self.context_classes])
+        spans = b"".join(span.SerializeToString(deterministic=True) for span in self.spans)
+        return blake3(self.space.root + len(flags).to_bytes(4, "little") + flags + self.data + spans).digest()
+
+
+def make_query(request: store_pb2.LookupRequest, space: ResolvedSpace) -> Query:
+    """Raises KvblendError INVALID_TOKENS, EMPTY_PROMPT, INVALID_ARGUMENT."""
+    if pb.CONTEXT_CLASS_UNSPECIFIED in request.context_classes:
+        raise KvblendError("INVALID_ARGUMENT", "context_classes has an unspecified class")
+    query = Query(
+        space=space,
+        data=request.tokens,
+        spans=tuple(request.opaque_spans),
+        want_segments=request.want_segments,
+        accept_blended=request.accept_blended,
+        context_classes=tuple(sorted(set(request.context_classes))) or DEFAULT_CLASSES,
+        prefill_tokens_per_second=request.prefill_tokens_per_second,
+    )
+    # Tokens and spans are checked before anything starts.
+    if not query.chain:
+        raise KvblendError("EMPTY_PROMPT", "tokens is empty; at least one token is needed")
+    return query

@@ -1,0 +1,102 @@
+"""What a started store finds in its arena: the catalog is rebuilt by scanning the headers.
+
+Committed objects are served again. Blocks whose writer may still be copying stay quarantined.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kvblend.v1 import object_pb2
+from services.common.arena_format import FLAG_IN_L2, FLAG_PINNED, BlockState
+from services.common.identity import OBJECT_FORMAT_VERSION
+from services.common.logs import get_logger
+from services.store.allocator import Allocator
+from services.store.arena import Arena
+from services.store.blocks import BlockPool
+from services.store.headers import HeaderTable
+from services.store.objects import info_of, key_of
+from services.store.sessions import Sessions, is_held, sessions_on_disk
+from services.store.state import StoreState
+from services.store.writes import Writes
+
+_log = get_logger("recovery")
+
+_IN_USE = (BlockState.RESERVED, BlockState.COMMITTED, BlockState.QUARANTINED)
+
+
+@dataclass(frozen=True)
+class Found:
+    pool: BlockPool
+    committed: list[int]
+    written: list[int]
+
+
+def open_pool(arena: Arena) -> Found:
+    """Blocks in use get their places back; the others' headers are freed."""
+    headers = HeaderTable(arena.catalog, arena.headers)
+    for header in headers.in_state(BlockState.CONDEMNED):
+        # Its readers compare epochs; nobody writes into it.
+        headers.free(header)
+    kept = []
+    for header in headers.in_state(*_IN_USE):
+        state = headers.state(header)
+        if state != BlockState.COMMITTED and not is_held(arena.directory, headers.session(header)):
+            headers.free(header)
+        else:
+            kept.append(header)
+    sound = list(_sound(arena, headers, kept))
+    for header in set(kept) - set(sound):
+        _log.warning("header names a place that cannot be its own, dropped", header=header)
+        headers.free(header)
+    places = [_place(headers, header) for header in sound]
+    pool = BlockPool(arena, headers, Allocator(arena.slabs, arena.slab_bytes, places))
+    committed = [header for header in sound if headers.state(header) == BlockState.COMMITTED]
+    return Found(pool, committed, sorted(set(sound) - set(committed)))
+
+
+def _place(headers: HeaderTable, header: int) -> tuple[int, int, int]:
+    return headers.get(header, "slab"), headers.get(header, "offset"), headers.get(header, "capacity_bytes")
+
+
+def _sound(arena: Arena, headers: HeaderTable, kept: list[int]) -> Iterator[int]:
+    """Headers whose blocks lie inside the arena and apart from each other."""
+    edge = (0, 0)
+    for slab, offset, size, header in sorted((*_place(headers, header), header) for header in kept):
+        if slab < arena.slabs and size and offset + size <= arena.slab_bytes and (slab, offset) >= edge:
+            edge = (slab, offset + size)
+            yield header
+
+
+def restore(found: Found, arena: Arena, state: StoreState, writes: Writes, sessions: Sessions) -> None:
+    """Fills catalog, quarantine and sessions. The state is connected afterwards: nothing is published here."""
+    for session_id in sessions_on_disk(arena.directory):
+        sessions.adopt(session_id)
+    headers = found.pool.headers
+    for header in found.written:
+        writes.adopt_quarantined(header, headers.session(header), headers.get(header, "reservation"))
+    with state.lock:
+        for header in found.committed:
+            meta = found.pool.read_meta(header)
+            if meta is None or not _restore_object(state, header, meta):
+                _log.warning("committed object cannot be used, dropped", header=header)
+                found.pool.free(header)
+            elif not arena.was_clean:
+                state.unverified.add(header)
+    if found.committed or found.written:
+        _log.info("arena found", committed=len(found.committed), quarantined=len(found.written), clean=arena.was_clean)
+
+
+def _restore_object(state: StoreState, header: int, meta: object_pb2.ObjectMeta) -> bool:
+    key, info = key_of(meta, meta.rank.tensor), info_of(meta)
+    whole = meta.format_version == OBJECT_FORMAT_VERSION and meta.payload_bytes == state.pool.headers.get(
+        header, "payload_bytes"
+    )
+    if not whole or not state.catalog.accepts(key.chunk, info, key.group, key.rank):
+        return False
+    chunk = state.catalog.add_object(key.chunk, info, key.group, key.rank, header)
+    flags = state.pool.headers.get(header, "flags")
+    chunk.pinned = chunk.pinned or bool(flags & FLAG_PINNED)
+    chunk.in_l2 = bool(flags & FLAG_IN_L2)
+    chunk.expires_at = state.pool.headers.expires_at(header)
+    state.policy.added(chunk, state.clock.now())
+    return True

@@ -1,0 +1,241 @@
+"""What the store holds, behind one lock: blocks, catalog, leases, and what the matchers are told.
+
+Critical sections are short and do no I/O. Every method needs the lock unless it says otherwise.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvblend.v1 import common_pb2 as pb
+from kvblend.v1 import matcher_pb2, object_pb2
+from services.common.arena_format import FLAG_IN_L2, FLAG_PINNED, BlockState
+from services.store.blocks import BlockPool, Writer
+from services.store.catalog import Catalog, Chunk
+from services.store.eviction import Policy
+from services.store.leases import HolderKey, LeaseTable, Ref
+from services.store.objects import ChunkKey, ObjectKey, info_of
+from services.store.stats import Stats
+
+STORE_OWNER = matcher_pb2.Owner(kind=matcher_pb2.OWNER_KIND_STORE)
+
+
+class Outbox(Protocol):
+    """The store's stream of changes to the matchers (services/store/publisher.py). Never blocks."""
+
+    def added(self, event: matcher_pb2.ChunkAdded) -> int: ...
+
+    def removed(self, event: matcher_pb2.ChunkRemoved) -> int: ...
+
+    def position(self) -> pb.StreamPosition: ...
+
+    def wait_applied(self, sequence: int, timeout: float) -> bool: ...
+
+    def depth(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Seconds: `now` only ever grows, `wall` is Unix time."""
+
+    now: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time
+
+
+class StoreState:
+    def __init__(
+        self,
+        pool: BlockPool,
+        catalog: Catalog,
+        policy: Policy,
+        clock: Clock,
+        *,
+        lease_ttl: float,
+        session_cap: int,
+        tenant_cap: int,
+        l2_id: str,
+    ) -> None:
+        """TTL in seconds, caps of leased bytes. `l2_id`: empty without L2."""
+        self.lock = threading.RLock()
+        self.pool = pool
+        self.catalog = catalog
+        self.policy = policy
+        self.clock = clock
+        self.stats = Stats()
+        self.leases = LeaseTable(lease_ttl, session_cap, tenant_cap, self._copies_stopped)
+        self.l2_owner = matcher_pb2.Owner(kind=matcher_pb2.OWNER_KIND_L2, l2_id=l2_id)
+        # Headers whose bytes nobody has verified since a crash.
+        self.unverified: set[int] = set()
+        self._condemned: set[int] = set()
+        self._outbox: Outbox | None = None
+        self._on_complete: Callable[[Chunk], None] = lambda _: None
+
+    def connect(self, outbox: Outbox, on_complete: Callable[[Chunk], None]) -> None:
+        """`on_complete(chunk)` is told, under the lock, of each chunk that became usable."""
+        self._outbox = outbox
+        self._on_complete = on_complete
+
+    @property
+    def outbox(self) -> Outbox:
+        if self._outbox is None:
+            raise RuntimeError("the state is not connected to an outbox yet")
+        return self._outbox
+
+    # Room.
+
+    def make_block(self, payload_bytes: int, meta_bytes: int, writer: Writer) -> int | None:
+        """Header of a RESERVED block; evicts for it, and revokes HELD leases as the last resort."""
+        if not self.pool.fits_ever(payload_bytes, meta_bytes):
+            return None
+        header = self.pool.reserve(payload_bytes, meta_bytes, writer)
+        for chunk, reason in self._leaving():
+            if header is not None:
+                break
+            self.stats.add("evicted_chunks")
+            self.remove(chunk, reason)
+            header = self.pool.reserve(payload_bytes, meta_bytes, writer)
+        return header
+
+    def _leaving(self) -> Iterator[tuple[Chunk, pb.Reason]]:
+        """Chunks that may go, in order. The caller removes each before it asks for the next."""
+        for chunk in self.policy.victims(self.clock.now()):
+            if not chunk.protectors:
+                yield chunk, pb.REASON_EVICTED
+        for chunk in self.leases.oldest_revocable():
+            if chunk.resident and not chunk.pinned:
+                yield chunk, pb.REASON_LEASE_REVOKED
+
+    def evict_down_to(self, used_bytes: int) -> None:
+        """The background watermark: only what no lease protects."""
+        if self.pool.used_bytes <= used_bytes:
+            return
+        for chunk in self.policy.victims(self.clock.now()):
+            if not chunk.protectors:
+                self.stats.add("evicted_chunks")
+                self.remove(chunk, pb.REASON_EVICTED)
+                if self.pool.used_bytes <= used_bytes:
+                    return
+
+    # Chunks.
+
+    def commit_object(self, key: ObjectKey, header: int, meta: object_pb2.ObjectMeta, in_l2: bool = False) -> Chunk:
+        """The block's payload is whole: it becomes visible, and the chunk with its last object."""
+        flags = (FLAG_PINNED if meta.pinned else 0) | (FLAG_IN_L2 if in_l2 else 0)
+        self.pool.commit(header, meta, flags)
+        chunk = self.catalog.add_object(key.chunk, info_of(meta), key.group, key.rank, header)
+        if len(chunk.objects) == 1:
+            chunk.pinned, chunk.expires_at = meta.pinned, meta.expires_at
+        chunk.in_l2 = chunk.in_l2 or in_l2
+        if meta.document:
+            chunk.documents.add(meta.document)
+        self.policy.added(chunk, self.clock.now())
+        if chunk.complete:
+            self.stats.add("stored_chunks")
+            self.outbox.added(self.added_event(chunk, STORE_OWNER))
+            self._on_complete(chunk)
+        return chunk
+
+    def remove(self, chunk: Chunk, reason: pb.Reason) -> None:
+        """The chunk leaves the catalog. Its blocks are freed, those being copied when their copies stop."""
+        self.stats.add("revoked_leases", self.leases.revoke(chunk, reason))
+        self.catalog.remove(chunk)
+        self.policy.removed(chunk)
+        for header in chunk.objects.values():
+            self.unverified.discard(header)
+            if self.leases.is_copied(header):
+                self.pool.headers.set_state(header, BlockState.CONDEMNED)
+                self._condemned.add(header)
+            else:
+                self.pool.free(header)
+        if chunk.complete:
+            self.outbox.removed(removed_event(chunk.key, STORE_OWNER))
+
+    def _copies_stopped(self, header: int) -> None:
+        if header in self._condemned:
+            self._condemned.discard(header)
+            self.pool.free(header)
+
+    def usable(self, key: ChunkKey) -> Chunk | None:
+        """The chunk, if it may be served now."""
+        chunk = self.catalog.get(key)
+        return chunk if chunk is not None and chunk.usable(self.clock.wall()) else None
+
+    def touch(self, chunks: Iterable[Chunk]) -> None:
+        """Used now; of a chain the last first, so that its head stays longest."""
+        now = self.clock.now()
+        for chunk in reversed(list(chunks)):
+            self.policy.touched(chunk, now)
+
+    def lease(self, holder: HolderKey, chunk: Chunk) -> bool:
+        """HELD leases on the rank's objects of a usable chunk; False: a cap forbids it."""
+        refs = [
+            (self.ref(header), self.pool.headers.get(header, "payload_bytes"))
+            for _, header in rank_objects(chunk, holder.rank)
+        ]
+        return self.leases.acquire(holder, chunk.info.tenant, chunk, refs, self.clock.now())
+
+    def ref(self, header: int) -> Ref:
+        return header, self.pool.headers.generation(header)
+
+    def keep(self, chunk: Chunk, document: str, pinned: bool, expires_at: float) -> None:
+        """A text that is here is stored again under a name: the longer promise holds."""
+        if document:
+            chunk.documents.add(document)
+        chunk.pinned = chunk.pinned or pinned
+        chunk.expires_at = 0.0 if 0.0 in (chunk.expires_at, expires_at) else max(chunk.expires_at, expires_at)
+        self._write_flags(chunk)
+
+    def mark_in_l2(self, chunk: Chunk) -> None:
+        chunk.in_l2 = True
+        self._write_flags(chunk)
+        self.outbox.added(self.added_event(chunk, self.l2_owner))
+
+    def _write_flags(self, chunk: Chunk) -> None:
+        flags = (FLAG_PINNED if chunk.pinned else 0) | (FLAG_IN_L2 if chunk.in_l2 else 0)
+        for header in chunk.objects.values():
+            self.pool.headers.set(header, "flags", flags)
+            self.pool.headers.set(header, "expires_at", chunk.expires_at)
+
+    def drop_expired(self) -> None:
+        """Chunks past their own expiry."""
+        wall = self.clock.wall()
+        for chunk in [chunk for chunk in self.catalog if 0 < chunk.expires_at <= wall]:
+            self.remove(chunk, pb.REASON_EVICTED)
+
+    # What matchers are told.
+
+    def added_event(self, chunk: Chunk, owner: matcher_pb2.Owner) -> matcher_pb2.ChunkAdded:
+        info = chunk.info
+        return matcher_pb2.ChunkAdded(
+            space_id=chunk.key.space_id,
+            domain=chunk.key.domain,
+            chain_hash=chunk.key.chain_hash,
+            previous_hash=info.previous_hash,
+            tokens=info.tokens,
+            stored_position=info.stored_position,
+            context_class=info.context_class,
+            document=info.document,
+            owner=owner,
+            chunk_tokens=info.chunk_tokens,
+            matchable=info.matchable and chunk.key.domain != pb.DOMAIN_BLENDED,
+        )
+
+    def snapshot(self) -> list[matcher_pb2.ChunkAdded]:
+        """Everything that is held, for a matcher that has to start over. Takes the lock itself."""
+        with self.lock:
+            complete = [chunk for chunk in self.catalog if chunk.complete]
+            in_l2 = [self.added_event(chunk, self.l2_owner) for chunk in complete if chunk.in_l2]
+            return [self.added_event(chunk, STORE_OWNER) for chunk in complete] + in_l2
+
+
+def removed_event(key: ChunkKey, owner: matcher_pb2.Owner, seen_sequence: int = 0) -> matcher_pb2.ChunkRemoved:
+    return matcher_pb2.ChunkRemoved(
+        space_id=key.space_id, domain=key.domain, chain_hash=key.chain_hash, owner=owner, seen_sequence=seen_sequence
+    )
+
+
+def rank_objects(chunk: Chunk, rank: int) -> list[tuple[int, int]]:
+    """(group, header) of one rank's objects."""
+    return sorted((group, header) for (group, of_rank), header in chunk.objects.items() if of_rank == rank)

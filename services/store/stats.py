@@ -1,0 +1,26 @@
+"""Counters of the store: for GetStoreStats since start, and for Prometheus."""
+
+from collections import Counter
+
+from services.common.metrics import counter
+
+_EVENTS = counter("kvblend_store_events", "What happened in the store, by kind.", ("event",))
+_SHORTFALL = counter("kvblend_store_shortfall_tokens", "Tokens that lookups could not reuse, by reason.", ("reason",))
+
+
+class Stats:
+    """Counts by name; increments happen under the store's lock."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def add(self, event: str, amount: int = 1) -> None:
+        if amount:
+            self._counts[event] += amount
+            _EVENTS.labels(event).inc(amount)
+
+    def shortfall(self, reason: str, tokens: int) -> None:
+        _SHORTFALL.labels(reason).inc(tokens)
+
+    def get(self, event: str) -> int:
+        return self._counts[event]

@@ -1,0 +1,303 @@
+"""Reservations: room for chunks that agents copy into the arena, and what becomes of it.
+
+reserve -> commit, abort, or expire. An expired one (or one whose session is lost) can no longer be
+committed, and its blocks are quarantined: they are reused only after a late Commit or Abort, after the
+agent's word that its copies have stopped, or after proof that its process has ended.
+"""
+
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from kvblend.v1 import common_pb2 as pb
+from kvblend.v1 import object_pb2, store_pb2
+from services.common.arena_format import BlockState
+from services.common.errors import KvblendError
+from services.common.identity import Chunk as ChainChunk
+from services.store.blocks import Writer
+from services.store.catalog import Chunk, in_scope
+from services.store.leases import Ref
+from services.store.objects import ChunkInfo, ChunkKey, ObjectKey, info_of, meta_of
+from services.store.spaces import ResolvedSpace
+from services.store.state import StoreState
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A chunk that an agent offers to store."""
+
+    chunk: ChainChunk
+    key: ChunkKey
+    info: ChunkInfo
+    # REASON_UNSPECIFIED: wanted, if it is not there and there is room.
+    declined: pb.Reason = pb.REASON_UNSPECIFIED
+
+
+@dataclass(frozen=True)
+class Promise:
+    """How long what is stored should stay. `expires_at` in Unix seconds, 0: no expiry of its own."""
+
+    document: str = ""
+    pinned: bool = False
+    expires_at: float = 0.0
+
+
+@dataclass
+class _Item:
+    key: ObjectKey
+    meta: object_pb2.ObjectMeta
+    generation: int
+    cleared: bool = False
+
+
+@dataclass
+class _Reservation:
+    number: int
+    session: bytes
+    deadline: float
+    items: dict[int, _Item] = field(default_factory=dict)
+
+
+@dataclass
+class _Quarantine:
+    session: bytes
+    headers: list[int]
+
+
+class Writes:
+    """All methods take the state's lock."""
+
+    def __init__(self, state: StoreState, ttl: float) -> None:
+        """`ttl`: seconds from reserve to commit."""
+        self._state = state
+        self.ttl = ttl
+        self._open: dict[int, _Reservation] = {}
+        self._quarantined: dict[int, _Quarantine] = {}
+        self._writing: dict[ObjectKey, _Reservation] = {}
+
+    @property
+    def reserved_count(self) -> int:
+        return len(self._writing)
+
+    @property
+    def quarantined_count(self) -> int:
+        return sum(len(quarantine.headers) for quarantine in self._quarantined.values())
+
+    def reserve(
+        self, session: bytes, space: ResolvedSpace, rank: pb.Rank, wishes: Sequence[Wish], promise: Promise
+    ) -> tuple[int, list[store_pb2.ChunkGrant]]:
+        """(reservation id, 0 if nothing was granted; one grant for each wish)."""
+        state = self._state
+        with state.lock:
+            reservation = _Reservation(secrets.randbits(63) | 1, session, state.clock.now() + self.ttl)
+            # First, so that making room does not take the chain's own beginning.
+            state.touch(chunk for wish in wishes if (chunk := state.catalog.get(wish.key)))
+            grants = []
+            full = False
+            for wish in wishes:
+                grant = self._grant(reservation, space, rank, wish, promise, full)
+                full = full or grant.reason == pb.REASON_NO_SPACE
+                grants.append(grant)
+            if not reservation.items:
+                return 0, grants
+            self._open[reservation.number] = reservation
+            return reservation.number, grants
+
+    def _grant(
+        self,
+        reservation: _Reservation,
+        space: ResolvedSpace,
+        rank: pb.Rank,
+        wish: Wish,
+        promise: Promise,
+        full: bool,
+    ) -> store_pb2.ChunkGrant:
+        grant = store_pb2.ChunkGrant(
+            first_token=wish.chunk.first,
+            tokens=wish.chunk.tokens,
+            chain_hash=wish.chunk.chain_hash,
+            domain=wish.key.domain,
+            outcome=store_pb2.CHUNK_OUTCOME_DECLINED,
+            reason=wish.declined,
+        )
+        if wish.declined:
+            return grant
+        number = space.shape.rank_number(rank)
+        missing = self._missing(wish, space.shape.groups, number)
+        if not missing:
+            self._keep(wish, promise)
+            grant.outcome = store_pb2.CHUNK_OUTCOME_PRESENT
+        elif any(key in self._writing for key in missing):
+            grant.outcome, grant.reason = store_pb2.CHUNK_OUTCOME_BEING_WRITTEN, pb.REASON_BEING_WRITTEN
+        elif full or not self._take_blocks(reservation, space, rank, wish, missing, promise):
+            grant.reason = pb.REASON_NO_SPACE
+        else:
+            grant.outcome = store_pb2.CHUNK_OUTCOME_GRANTED
+            headers = [header for header, item in reservation.items.items() if item.key.chunk == wish.key]
+            grant.places.extend(
+                self._state.pool.place(header, reservation.items[header].key.group) for header in headers
+            )
+        return grant
+
+    def _known(self, wish: Wish) -> Chunk | None:
+        """The chunk that already answers for this wish; one that has expired or does not fit makes way."""
+        state = self._state
+        if wish.key.domain == pb.DOMAIN_BLENDED:
+            exact = state.usable(ChunkKey(wish.key.space_id, pb.DOMAIN_EXACT, wish.key.chain_hash))
+            if exact is not None:
+                return exact
+        chunk = state.catalog.get(wish.key)
+        if chunk is None:
+            return None
+        expired = chunk.complete and state.usable(wish.key) is None
+        if expired or (not chunk.complete and not chunk.info.fits(wish.info)):
+            state.remove(chunk, pb.REASON_EVICTED)
+            return None
+        return chunk
+
+    def _missing(self, wish: Wish, groups: int, rank: int) -> list[ObjectKey]:
+        """The rank's objects of this chunk that are not there yet."""
+        chunk = self._known(wish)
+        have = chunk.objects if chunk else {}
+        return [ObjectKey(wish.key, group, rank) for group in range(groups) if (group, rank) not in have]
+
+    def _keep(self, wish: Wish, promise: Promise) -> None:
+        chunk = self._state.catalog.get(wish.key)
+        if chunk is not None and promise.document:
+            self._state.keep(chunk, promise.document, promise.pinned, promise.expires_at)
+
+    def _take_blocks(
+        self,
+        reservation: _Reservation,
+        space: ResolvedSpace,
+        rank: pb.Rank,
+        wish: Wish,
+        missing: Iterable[ObjectKey],
+        promise: Promise,
+    ) -> bool:
+        """A block for each object, or none at all."""
+        state = self._state
+        taken: list[int] = []
+        for key in missing:
+            payload = space.shape.payload_bytes(key.group, wish.chunk.tokens)
+            # A checksum that is not 0 stands in for the real one: the meta's size is final.
+            meta = meta_of(key, wish.info, payload, 1, rank)
+            meta.pinned, meta.expires_at = promise.pinned, promise.expires_at
+            header = state.make_block(payload, meta.ByteSize(), Writer(reservation.session, reservation.number))
+            if header is None:
+                for other in taken:
+                    self._forget_item(reservation.items.pop(other))
+                    state.pool.free(other)
+                return False
+            taken.append(header)
+            reservation.items[header] = _Item(key, meta, state.pool.headers.generation(header))
+            self._writing[key] = reservation
+        return True
+
+    def _forget_item(self, item: _Item) -> None:
+        del self._writing[item.key]
+
+    def commit(
+        self, session: bytes, number: int, written: Sequence[tuple[Ref, int]]
+    ) -> tuple[list[pb.Reason], pb.StreamPosition]:
+        """`written`: (ref, checksum). One reason for each: REASON_UNSPECIFIED means committed.
+
+        Raises:
+            KvblendError: UNKNOWN_RESERVATION.
+        """
+        state = self._state
+        with state.lock:
+            reservation = self._open.get(number)
+            if reservation is not None and reservation.session == session:
+                if reservation.deadline > state.clock.now():
+                    del self._open[number]
+                    reasons = [self._commit_one(reservation, ref, checksum) for ref, checksum in written]
+                    self._free_rest(reservation)
+                    return reasons, state.outbox.position()
+                self._quarantine(reservation)
+            if not self._release_quarantine(session, number):
+                raise KvblendError("UNKNOWN_RESERVATION", "there is no such reservation of this session")
+            return [pb.REASON_RESERVATION_EXPIRED] * len(written), state.outbox.position()
+
+    def _commit_one(self, reservation: _Reservation, ref: Ref, checksum: int) -> pb.Reason:
+        header, generation = ref
+        item = reservation.items.get(header)
+        if item is None or item.generation != generation:
+            return pb.REASON_STALE_GENERATION
+        if item.cleared:
+            return pb.REASON_CLEARED
+        item.meta.checksum = checksum
+        info = info_of(item.meta)
+        if not self._state.catalog.accepts(item.key.chunk, info, item.key.group, item.key.rank):
+            chunk = self._state.catalog.get(item.key.chunk)
+            # The same object has come from L2 meanwhile, or the chunk was computed elsewhere.
+            return pb.REASON_UNSPECIFIED if chunk and chunk.info.fits(info) else pb.REASON_SUPERSEDED
+        del reservation.items[header]
+        self._forget_item(item)
+        self._state.commit_object(item.key, header, item.meta)
+        return pb.REASON_UNSPECIFIED
+
+    def _free_rest(self, reservation: _Reservation) -> None:
+        for header, item in reservation.items.items():
+            self._forget_item(item)
+            self._state.pool.free(header)
+
+    def abort(self, session: bytes, number: int) -> None:
+        """The copies have stopped. Idempotent."""
+        with self._state.lock:
+            reservation = self._open.get(number)
+            if reservation is not None and reservation.session == session:
+                del self._open[number]
+                self._free_rest(reservation)
+            else:
+                self._release_quarantine(session, number)
+
+    def expire(self) -> None:
+        with self._state.lock:
+            now = self._state.clock.now()
+            for reservation in [item for item in self._open.values() if item.deadline <= now]:
+                self._quarantine(reservation)
+
+    def session_lost(self, session: bytes) -> None:
+        with self._state.lock:
+            for reservation in [item for item in self._open.values() if item.session == session]:
+                self._quarantine(reservation)
+
+    def _quarantine(self, reservation: _Reservation) -> None:
+        del self._open[reservation.number]
+        for header, item in reservation.items.items():
+            self._forget_item(item)
+            self._state.pool.headers.set_state(header, BlockState.QUARANTINED)
+        self._quarantined[reservation.number] = _Quarantine(reservation.session, list(reservation.items))
+
+    def adopt_quarantined(self, header: int, session: bytes, number: int) -> None:
+        """A block whose writer outlived a restart of the store."""
+        with self._state.lock:
+            self._state.pool.headers.set_state(header, BlockState.QUARANTINED)
+            self._quarantined.setdefault(number, _Quarantine(session, [])).headers.append(header)
+
+    def _release_quarantine(self, session: bytes, number: int) -> bool:
+        quarantine = self._quarantined.get(number)
+        if quarantine is None or quarantine.session != session:
+            return False
+        del self._quarantined[number]
+        for header in quarantine.headers:
+            self._state.pool.free(header)
+        return True
+
+    def copies_stopped(self, session: bytes) -> int:
+        """Every lost copy of a session has stopped: how many blocks that frees."""
+        with self._state.lock:
+            numbers = [number for number, item in self._quarantined.items() if item.session == session]
+            freed = sum(len(self._quarantined[number].headers) for number in numbers)
+            for number in numbers:
+                self._release_quarantine(session, number)
+            return freed
+
+    def clear(self, scope: pb.ClearScope) -> None:
+        """What is being written in this scope will not become visible."""
+        with self._state.lock:
+            for reservation in self._open.values():
+                for item in reservation.items.values():
+                    meta = item.meta
+                    item.cleared |= in_scope(scope, meta.space_id, meta.tenant, [meta.document])

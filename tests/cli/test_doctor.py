@@ -1,0 +1,101 @@
+"""`kvblend doctor`: each lack is found, with what to do."""
+
+import collections
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli import checks, doctor
+from cli.checks import FAIL, OK, WARN, Finding
+
+Usage = collections.namedtuple("Usage", "total used free")
+
+
+def test_this_machine_can_run_the_project(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert doctor.run(redis_url="", model=tmp_path, as_json=True) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["ok"]
+    by_subject = {check["subject"]: check for check in answer["checks"]}
+    assert {"Python", "packages", "CPUs", "memory", "shared memory", "open files", "unix sockets", "ports"} <= set(
+        by_subject
+    )
+    assert by_subject["model"] == {
+        "subject": "model",
+        "level": "warn",
+        "text": f"{tmp_path} is not there",
+        "advice": "make model",
+    }
+
+
+def test_something_needed_that_is_missing_is_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    lack = Finding("packages", FAIL, "missing: blake3", "pip install 'kvblend[services]'")
+    monkeypatch.setattr(doctor, "all_findings", lambda *_: [lack])
+    assert doctor.run(redis_url="", model=tmp_path, as_json=False) == 1
+    output = capsys.readouterr().out
+    assert "→ pip install 'kvblend[services]'" in output
+    assert "does not run here yet" in output
+
+
+@pytest.mark.parametrize(("free", "level"), [(64 << 20, FAIL), (1 << 30, WARN), (8 << 30, OK)])
+def test_too_little_shared_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free: int, level: str) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(16 << 30, 0, free))
+    (finding,) = checks.check_shared_memory(tmp_path)
+    assert finding.level == level
+    assert bool(finding.advice) == (level != OK)
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "_NEEDED", ("numpy", "a-package-that-is-not-there"))
+    needed, _ = checks.check_packages()
+    assert needed.level == FAIL
+    assert needed.text == "missing: a-package-that-is-not-there"
+
+
+def test_a_port_in_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        monkeypatch.setattr(checks, "STORE_LISTEN", address)
+        (finding,) = checks.check_ports()
+    assert finding.level == WARN
+    assert address in finding.text
+
+
+def test_a_redis_that_does_not_answer_fails_without_showing_its_password() -> None:
+    (finding,) = checks.check_redis("redis://:secret@127.0.0.1:1/0")
+    assert finding.level == FAIL
+    assert "secret" not in finding.text + finding.advice
+
+
+def test_a_url_that_is_none_fails() -> None:
+    (finding,) = checks.check_redis("nonsense")
+    assert finding.level == FAIL
+
+
+def test_an_arena_of_a_killed_process_is_found(tmp_path: Path) -> None:
+    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    left = tmp_path / f"{checks.ARENA_PREFIX}{int(gone.stdout)}-abc"
+    left.mkdir()
+    (left / "slab-0000").write_bytes(bytes(2048))
+    (tmp_path / f"{checks.ARENA_PREFIX}{os.getpid()}-abc").mkdir()
+    (finding,) = checks.check_left_behind(tmp_path)
+    assert finding.level == WARN
+    assert "2.0 KiB" in finding.text
+    assert finding.advice == f"rm -r {left}"
+
+
+def test_a_tool_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'no devices were found' >&2\nexit 6\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    (finding,) = checks.check_gpu()
+    assert finding.level == WARN
+    assert "no devices were found" in finding.text

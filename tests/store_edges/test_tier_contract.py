@@ -1,0 +1,133 @@
+"""RedisTier over unix socket and TCP, and a slow obvious tier, keep the contract; broken tiers are found out."""
+
+import time
+from collections.abc import Iterator, Sequence
+
+import pytest
+import redis
+import xxhash
+from redis_server import RedisServer, redis_server
+from tier_contract import CHECKS, Check
+
+from kvblend.v1 import object_pb2
+from services.store.objects import ObjectKey
+from services.store.tiers.base import TierHealth
+from services.store.tiers.redis import RedisTier
+from services.store.tiers.redis_format import describes
+
+
+class MemoryTier:
+    """The contract in its simplest form; `flaw` names the one thing it does wrong."""
+
+    tier_id = "memory"
+
+    def __init__(self, flaw: str = "") -> None:
+        self._flaw = flaw
+        self._objects: dict[object, tuple[object_pb2.ObjectMeta, bytes]] = {}
+        self._closed = False
+
+    def _name(self, key: ObjectKey) -> object:
+        return (key.chunk.chain_hash, key.group) if self._flaw == "ignores rank and domain" else key
+
+    def _refuses(self, timeout: float) -> bool:
+        return (timeout <= 0 and self._flaw != "ignores the timeout") or self._closed
+
+    def find(self, keys: Sequence[ObjectKey], timeout: float) -> list[object_pb2.ObjectMeta | None]:
+        found: list[object_pb2.ObjectMeta | None] = []
+        for key in keys:
+            meta, _ = self._objects.get(self._name(key), (None, b""))
+            expired = meta is not None and 0 < meta.expires_at <= time.time() and self._flaw != "serves the expired"
+            found.append(None if meta is None or expired or self._refuses(timeout) else meta)
+        if self._flaw == "forgets the order":
+            return sorted(found, key=lambda meta: meta is None)
+        return found
+
+    def read_into(self, key: ObjectKey, meta: object_pb2.ObjectMeta, target: memoryview, timeout: float) -> bool:
+        held, data = self._objects.get(self._name(key), (None, b""))
+        if held is None or self._refuses(timeout) or not describes(key, meta) or len(target) != meta.payload_bytes:
+            return False
+        if held.checksum != meta.checksum and self._flaw != "mixes writes":
+            return False
+        wrong = xxhash.xxh3_64_intdigest(data) != meta.checksum
+        if wrong and self._flaw not in ("trusts the checksum", "mixes writes"):
+            del self._objects[self._name(key)]
+            return False
+        target[:] = data
+        return True
+
+    def write(self, key: ObjectKey, meta: object_pb2.ObjectMeta, payload: memoryview, timeout: float) -> bool:
+        if self._refuses(timeout) or not describes(key, meta):
+            return False
+        if len(payload) != meta.payload_bytes and self._flaw != "takes any length":
+            return False
+        if self._flaw != "loses writes" and not (self._flaw == "never replaces" and self._name(key) in self._objects):
+            kept = object_pb2.ObjectMeta()
+            kept.CopyFrom(meta)
+            if self._flaw == "drops the document":
+                kept.document = ""
+            self._objects[self._name(key)] = (kept, bytes(payload))
+        return True
+
+    def delete(self, keys: Sequence[ObjectKey], timeout: float) -> int:
+        if self._refuses(timeout):
+            return 0
+        gone = [key for key in keys if self._objects.pop(self._name(key), None) is not None]
+        return len(keys) if self._flaw == "counts what was not there" else len(gone)
+
+    def health(self) -> TierHealth:
+        fine = not self._closed or self._flaw == "is always fine"
+        return TierHealth(fine, "" if fine else "closed")
+
+    def close(self) -> None:
+        self._closed = True
+
+
+FLAWS = [
+    "loses writes",
+    "ignores rank and domain",
+    "ignores the timeout",
+    "serves the expired",
+    "forgets the order",
+    "mixes writes",
+    "trusts the checksum",
+    "takes any length",
+    "never replaces",
+    "drops the document",
+    "counts what was not there",
+    "is always fine",
+]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with redis_server() as started:
+        yield started
+
+
+@pytest.mark.parametrize("transport", ["unix", "tcp"])
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_redis_tier_keeps_the_contract(server: RedisServer, transport: str, check: Check) -> None:
+    url = server.unix_url if transport == "unix" else server.tcp_url
+    with redis.Redis.from_url(url) as client:
+        client.flushall()
+    tier = RedisTier(url)
+    try:
+        check(tier)
+    finally:
+        tier.close()
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_the_obvious_tier_keeps_the_contract(check: Check) -> None:
+    check(MemoryTier())
+
+
+@pytest.mark.parametrize("flaw", FLAWS)
+def test_the_contract_finds_a_broken_tier(flaw: str) -> None:
+    failed = []
+    for check in CHECKS:
+        try:
+            check(MemoryTier(flaw))
+        except AssertionError:
+            failed.append(check.__name__)
+    assert failed, f"no check noticed a tier that {flaw}"

@@ -1,0 +1,254 @@
+"""What every L2 tier must do: run by each backend, and by broken ones that must fail it.
+
+Each check takes an empty tier. `CHECKS` lists them.
+"""
+
+import random
+import threading
+from collections.abc import Callable
+
+import xxhash
+
+from kvblend.v1 import common_pb2 as pb
+from kvblend.v1 import object_pb2
+from services.common.identity import OBJECT_FORMAT_VERSION
+from services.store.objects import ChunkKey, ObjectKey
+from services.store.tiers.base import Tier
+
+SECONDS = 10.0
+Check = Callable[[Tier], None]
+CHECKS: list[Check] = []
+
+
+def check(function: Check) -> Check:
+    CHECKS.append(function)
+    return function
+
+
+def payload_of(seed: int, size: int) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+def key_for(number: int, *, group: int = 0, rank: int = 0, domain: pb.Domain = pb.DOMAIN_EXACT) -> ObjectKey:
+    return ObjectKey(ChunkKey(b"s" * 16, domain, number.to_bytes(32, "big")), group, rank)
+
+
+def meta_for(key: ObjectKey, payload: bytes) -> object_pb2.ObjectMeta:
+    return object_pb2.ObjectMeta(
+        format_version=OBJECT_FORMAT_VERSION,
+        space_id=key.chunk.space_id,
+        model_space_id=b"m" * 16,
+        tenant="default",
+        domain=key.chunk.domain,
+        chain_hash=key.chunk.chain_hash,
+        previous_hash=bytes(32),
+        group=key.group,
+        rank=pb.Rank(tensor=key.rank),
+        tokens=bytes(64),
+        chunk_tokens=16,
+        payload_bytes=len(payload),
+        checksum=xxhash.xxh3_64_intdigest(payload),
+        groups=1,
+        ranks=1,
+        matchable=True,
+    )
+
+
+def put(tier: Tier, key: ObjectKey, payload: bytes) -> bool:
+    return tier.write(key, meta_for(key, payload), memoryview(payload), SECONDS)
+
+
+def get(tier: Tier, key: ObjectKey) -> bytes | None:
+    meta = tier.find([key], SECONDS)[0]
+    if meta is None:
+        return None
+    target = bytearray(meta.payload_bytes)
+    return bytes(target) if tier.read_into(key, meta, memoryview(target), SECONDS) else None
+
+
+@check
+def check_reads_what_was_written(tier: Tier) -> None:
+    for number, size in enumerate((1, 100, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 20_000_003)):
+        payload = payload_of(number, size)
+        assert put(tier, key_for(number), payload)
+        assert get(tier, key_for(number)) == payload
+
+
+@check
+def check_finds_in_order_and_nothing_else(tier: Tier) -> None:
+    present = [key_for(number) for number in (3, 1, 2)]
+    for key in present:
+        assert put(tier, key, payload_of(key.chunk.chain_hash[-1], 1000 + key.chunk.chain_hash[-1]))
+    asked = [present[0], key_for(9), present[2], present[1], key_for(8)]
+    found = tier.find(asked, SECONDS)
+    sizes = [meta.payload_bytes if meta is not None else None for meta in found]
+    assert sizes == [1003, None, 1002, 1001, None]
+    assert tier.find([], SECONDS) == []
+
+
+@check
+def check_keeps_groups_ranks_and_domains_apart(tier: Tier) -> None:
+    keys = [
+        key_for(1),
+        key_for(1, group=1),
+        key_for(1, rank=1),
+        key_for(1, domain=pb.DOMAIN_SEGMENT),
+        key_for(1, domain=pb.DOMAIN_BLENDED),
+    ]
+    for index, key in enumerate(keys):
+        assert tier.find([key], SECONDS) == [None]
+        assert put(tier, key, payload_of(index, 5000))
+    for index, key in enumerate(keys):
+        assert get(tier, key) == payload_of(index, 5000)
+
+
+@check
+def check_meta_comes_back_whole(tier: Tier) -> None:
+    key, payload = key_for(1), payload_of(1, 3000)
+    meta = meta_for(key, payload)
+    meta.document = "a document"
+    meta.stored_position = 77
+    meta.context_class = pb.CONTEXT_CLASS_ALONE
+    assert tier.write(key, meta, memoryview(payload), SECONDS)
+    found = tier.find([key], SECONDS)[0]
+    assert found is not None
+    for field in ("write_id", "parts"):
+        found.ClearField(field)
+    assert found == meta
+
+
+@check
+def check_a_second_write_replaces_the_first(tier: Tier) -> None:
+    key = key_for(1)
+    assert put(tier, key, payload_of(1, 3_000_000))
+    assert put(tier, key, payload_of(2, 1_500_000))
+    assert get(tier, key) == payload_of(2, 1_500_000)
+
+
+@check
+def check_an_old_meta_never_gets_mixed_bytes(tier: Tier) -> None:
+    key = key_for(1)
+    first = payload_of(1, 3_000_000)
+    assert put(tier, key, first)
+    old = tier.find([key], SECONDS)[0]
+    assert old is not None
+    assert put(tier, key, payload_of(2, 3_000_000))
+    target = bytearray(len(first))
+    if tier.read_into(key, old, memoryview(target), SECONDS):
+        assert target == first
+    assert get(tier, key) == payload_of(2, 3_000_000)
+
+
+@check
+def check_refuses_a_length_that_is_not_the_metas(tier: Tier) -> None:
+    key, payload = key_for(1), payload_of(1, 1000)
+    assert not tier.write(key, meta_for(key, payload), memoryview(payload)[:-1], SECONDS)
+    assert tier.find([key], SECONDS) == [None]
+    assert put(tier, key, payload)
+    meta = tier.find([key], SECONDS)[0]
+    assert meta is not None
+    assert not tier.read_into(key, meta, memoryview(bytearray(999)), SECONDS)
+    assert not tier.read_into(key, meta, memoryview(bytearray(1001)), SECONDS)
+    assert get(tier, key) == payload
+
+
+@check
+def check_refuses_the_meta_of_another_object(tier: Tier) -> None:
+    payload = payload_of(1, 1000)
+    assert not tier.write(key_for(1), meta_for(key_for(2), payload), memoryview(payload), SECONDS)
+    assert tier.find([key_for(1), key_for(2)], SECONDS) == [None, None]
+    assert put(tier, key_for(2), payload)
+    meta = tier.find([key_for(2)], SECONDS)[0]
+    assert meta is not None
+    assert not tier.read_into(key_for(1), meta, memoryview(bytearray(1000)), SECONDS)
+
+
+@check
+def check_a_wrong_checksum_is_noticed_and_the_object_deleted(tier: Tier) -> None:
+    key, payload = key_for(1), payload_of(1, 3_000_000)
+    meta = meta_for(key, payload)
+    meta.checksum ^= 1
+    if tier.write(key, meta, memoryview(payload), SECONDS):
+        assert get(tier, key) is None
+    assert tier.find([key], SECONDS) == [None]
+
+
+@check
+def check_deletes_and_counts_what_was_there(tier: Tier) -> None:
+    keys = [key_for(number) for number in range(600)]
+    for key in keys[::2]:
+        assert put(tier, key, b"payload")
+    assert tier.delete(keys, SECONDS) == 300
+    assert tier.find(keys, SECONDS) == [None] * 600
+    assert tier.delete(keys, SECONDS) == 0
+    assert tier.delete([], SECONDS) == 0
+
+
+@check
+def check_no_time_left_is_a_miss(tier: Tier) -> None:
+    key, payload = key_for(1), payload_of(1, 1000)
+    assert not tier.write(key, meta_for(key, payload), memoryview(payload), 0.0)
+    assert put(tier, key, payload)
+    assert tier.find([key], 0.0) == [None]
+    meta = tier.find([key], SECONDS)[0]
+    assert meta is not None
+    assert not tier.read_into(key, meta, memoryview(bytearray(1000)), 0.0)
+    assert tier.delete([key], 0.0) == 0
+    assert get(tier, key) == payload
+
+
+@check
+def check_expired_objects_are_not_found(tier: Tier) -> None:
+    key, payload = key_for(1), payload_of(1, 1000)
+    meta = meta_for(key, payload)
+    meta.expires_at = 1.0
+    tier.write(key, meta, memoryview(payload), SECONDS)
+    assert tier.find([key], SECONDS) == [None]
+
+
+@check
+def check_many_threads_at_once(tier: Tier) -> None:
+    """Four writers overwrite two objects while four readers read them: never anything mixed."""
+    keys = [key_for(1), key_for(2)]
+    valid = {seed: payload_of(seed, 1_300_000 + seed) for seed in range(8)}
+    wrong: list[str] = []
+
+    def write(thread: int) -> None:
+        for turn in range(6):
+            if not put(tier, keys[turn % 2], valid[2 * thread + turn % 2]):
+                wrong.append("write failed")
+
+    def read() -> None:
+        for turn in range(12):
+            data = get(tier, keys[turn % 2])
+            if data is not None and data not in valid.values():
+                wrong.append("mixed bytes")
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    threads += [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert get(tier, keys[0]) in valid.values()
+
+
+@check
+def check_health_of_a_working_tier(tier: Tier) -> None:
+    assert put(tier, key_for(1), b"payload")
+    health = tier.health()
+    assert health.ready
+    assert not health.detail
+    assert tier.tier_id
+
+
+@check
+def check_after_close_everything_is_a_miss(tier: Tier) -> None:
+    key, payload = key_for(1), payload_of(1, 1000)
+    assert put(tier, key, payload)
+    tier.close()
+    assert tier.find([key], SECONDS) == [None]
+    assert not put(tier, key, payload)
+    assert tier.delete([key], SECONDS) == 0
+    assert not tier.health().ready
