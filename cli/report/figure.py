@@ -23,6 +23,8 @@ class Block:
     tokens: int
     name: str = ""
     number: int = 0
+    # Position of the document's first token where it was stored; None: it is not.
+    stored_first: int | None = None
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,7 @@ def cover_of(prompt: PromptReport, library: Sequence[StoredDocument]) -> Cover:
     total = prompt.tokens_total
     stored_total = sum(document.tokens for document in library)
     numbers = {document.name: number for number, document in enumerate(library, 1)}
+    firsts = {document.name: document.first_position for document in library}
     starts: dict[str, int] = {}
     stored = []
     position = 0
@@ -170,7 +173,16 @@ def cover_of(prompt: PromptReport, library: Sequence[StoredDocument]) -> Cover:
         )
         position += document.tokens
     documents = [
-        Block(percent(first, total), percent(count, total), "document", first, count, name, numbers.get(name, 0))
+        Block(
+            percent(first, total),
+            percent(count, total),
+            "document",
+            first,
+            count,
+            name,
+            numbers.get(name, 0),
+            firsts.get(name),
+        )
         for name, first, count in _runs((piece.document, piece.count) for piece in prompt.pieces)
         if name
     ]

@@ -96,8 +96,12 @@ class PromptReport:
             if coloured != Counter(counts):
                 raise ReportError(f"{self.name}: the pieces have {dict(coloured)}, the counts say {counts}")
         for place in self.segments:
-            if place.length < 1 or place.query_position + place.length > self.tokens_total:
-                raise ReportError(f"{self.name}: {place} lies outside the prompt's {self.tokens_total} tokens")
+            if (
+                min(place.query_position, place.stored_position) < 0
+                or place.length < 1
+                or place.query_position + place.length > self.tokens_total
+            ):
+                raise ReportError(f"{self.name}: {place} is no place in a prompt of {self.tokens_total} tokens")
         times = [self.ttft_full_ms, self.ttft_kvblend_ms, self.lookup_ms, self.retrieve_ms, self.compute_ms]
         numbers = [*times, self.klq, self.klq_without_recompute or 0.0]
         if not all(math.isfinite(number) for number in numbers) or min(times) < 0:

@@ -25,6 +25,10 @@ function enter(element, x, y) {
   light(element, true);
   show(element, x, y);
 }
+function enterAbove(element) {
+  const box = element.getBoundingClientRect();
+  enter(element, box.left + box.width / 2, box.top);
+}
 function leave() {
   if (shown) light(shown, false);
   shown = null;
@@ -39,11 +43,12 @@ document.addEventListener("pointermove", (event) => {
 document.addEventListener("focusin", (event) => {
   const element = event.target.closest("[data-tip]");
   if (!element) return leave();
-  const box = element.getBoundingClientRect();
-  enter(element, box.left + box.width / 2, box.top);
+  enterAbove(element);
 });
 document.addEventListener("focusout", leave);
-document.addEventListener("scroll", leave, { passive: true });
+// Moving the focus may scroll: its tooltip goes along.
+const scrolled = () => (shown && shown === document.activeElement ? enterAbove(shown) : leave());
+document.addEventListener("scroll", scrolled, { passive: true });
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") leave();
 });

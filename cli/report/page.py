@@ -128,19 +128,23 @@ def render_page(report: DemoReport) -> str:
     script = _inline("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     apart = (("exact-prefix", report.exact_prefix), ("unknown", report.unknown))
-    return _environment().get_template("page.html.j2").render(
-        report=report,
-        facts=report.facts,
-        totals=report.totals(),
-        views=[view_of(prompt, report, f"prompt-{n}") for n, prompt in enumerate(report.prompts, 1)],
-        apart={anchor: view_of(prompt, report, anchor) for anchor, prompt in apart if prompt},
-        sources=SOURCES,
-        styles=STYLES,
-        box=(BOX_WIDTH, BOX_HEIGHT),
-        style=_inline("page.css"),
-        script=script,
-        # Only this one script may run, whatever a document may contain.
-        script_hash=f"sha256-{digest}",
+    return (
+        _environment()
+        .get_template("page.html.j2")
+        .render(
+            report=report,
+            facts=report.facts,
+            totals=report.totals(),
+            views=[view_of(prompt, report, f"prompt-{n}") for n, prompt in enumerate(report.prompts, 1)],
+            apart={anchor: view_of(prompt, report, anchor) for anchor, prompt in apart if prompt},
+            sources=SOURCES,
+            styles=STYLES,
+            box=(BOX_WIDTH, BOX_HEIGHT),
+            style=_inline("page.css"),
+            script=script,
+            # Only this one script may run, whatever a document may contain.
+            script_hash=f"sha256-{digest}",
+        )
     )
 
 

@@ -60,7 +60,7 @@ WORDS = {
     ),
     "INCOMPLETE_RANKS": Words(
         "Not every rank or layer group of these chunks is stored.",
-        "They become usable as soon as every rank has stored them; is a rank's agent down?",
+        "They become usable as soon as every rank has stored them; check each rank's agent.",
     ),
     "EVICTED": Words(
         "The text was stored once, but has been evicted since.", "A larger L1, or pinning, keeps it longer."

@@ -16,11 +16,11 @@ class CausalAttention:
 
     def __init__(self, positions: torch.Tensor, scale: float) -> None:
         self._scale = scale
-        self._blocks: list[tuple[slice, int, torch.Tensor]] = []
+        self._blocks: list[tuple[slice, int, torch.Tensor | None]] = []
         for first in range(0, len(positions), BLOCK_QUERIES):
             block = positions[first : first + BLOCK_QUERIES]
             keys = int(block[-1]) + 1
-            visible = torch.arange(keys, device=positions.device) <= block[:, None]
+            visible = torch.arange(keys, device=positions.device) <= block[:, None] if len(block) > 1 else None
             self._blocks.append((slice(first, first + len(block)), keys, visible))
 
     def __call__(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,6 @@
 """Registered KV caches: one engine instance's memory, space and facts, from registration to its end."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -117,15 +116,17 @@ class Instances:
         request: pb.RegisterKvCacheRequest,
         owner: str,
         register_space: Callable[[common.ModelSpace], store.RegisterModelSpaceResponse],
-        timeout: float,
+        left: Callable[[], float],
     ) -> Instance:
-        """Opens the new mapping, then closes the one it replaces. Raises KvblendError; then nothing has changed."""
+        """Opens the new mapping, then closes the one it replaces. Raises KvblendError; then nothing has changed.
+
+        `left` tells the call's remaining seconds.
+        """
         if not 0 < len(request.instance_id.encode()) <= _MAX_ID_BYTES:
             raise KvblendError("INVALID_ARGUMENT", f"instance_id needs 1 to {_MAX_ID_BYTES} bytes")
-        deadline = time.monotonic() + timeout
         layout = check_layout(request.layout, request.handles, request.model_space, request.rank)
         facts = register_space(request.model_space)
-        if not self._registering.acquire(timeout=max(0.0, timeout)):
+        if not self._registering.acquire(timeout=left()):
             raise KvblendError("OVERLOADED", "another registration is waiting for its transfers")
         try:
             old = self.find(request.instance_id)
@@ -147,7 +148,7 @@ class Instances:
         finally:
             self._registering.release()
         if old is not None:
-            old.close(max(0.1, deadline - time.monotonic()), engine_gone=False)
+            old.close(left(), engine_gone=False)
             if (old.facts.model_space_id, old.rank) != (facts.model_space_id, instance.rank):
                 self._on_end(instance.instance_id, instance.owner)
         return instance

@@ -180,17 +180,28 @@ def _fingerprint(request: pb.AgentServiceLookupRequest) -> bytes:
     return hashlib.blake2b(same.SerializeToString(deterministic=True), digest_size=16).digest()
 
 
+class Ticket:
+    """One store in flight."""
+
+    def __init__(self) -> None:
+        self.stopped = False
+
+    def watch(self) -> None:
+        """Raises Stopped once the request has ended."""
+        if self.stopped:
+            raise Stopped(common.REASON_SUPERSEDED)
+
+
 class Tickets:
-    """Stores in flight, by request: ending the request stops them."""
+    """Stores in flight, by (owner, instance id, request id): ending the request stops them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._open: dict[tuple[str, str, str], list[threading.Event]] = {}
+        self._open: dict[tuple[str, str, str], list[Ticket]] = {}
 
     @contextmanager
-    def open(self, key: tuple[str, str, str]) -> Iterator[threading.Event]:
-        """An event that is set when the request ends."""
-        ticket = threading.Event()
+    def open(self, key: tuple[str, str, str]) -> Iterator[Ticket]:
+        ticket = Ticket()
         with self._lock:
             self._open.setdefault(key, []).append(ticket)
         try:
@@ -204,4 +215,4 @@ class Tickets:
     def stop(self, key: tuple[str, str, str]) -> None:
         with self._lock:
             for ticket in self._open.get(key, ()):
-                ticket.set()
+                ticket.stopped = True

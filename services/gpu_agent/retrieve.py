@@ -224,7 +224,7 @@ def _open_block(arena: Arena, item: store.LeasedObject, blocks: dict[Ref, Bytes]
     except (ValueError, OSError) as error:
         _log.error("a leased object cannot be mapped", detail=str(error))
         return common.REASON_OUT_OF_BOUNDS
-    if item.verify and xxhash.xxh3_64_intdigest(memoryview(block)) != item.checksum:
+    if item.verify and xxhash.xxh3_64_intdigest(block.data) != item.checksum:
         # A block that was taken away in the meantime is stale, not corrupt.
         return arena.staleness(item.place) or common.REASON_CHECKSUM_MISMATCH
     blocks[ref_of(item.place)] = block

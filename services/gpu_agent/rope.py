@@ -15,9 +15,10 @@ from kvblend.v1 import common_pb2 as common
 from services.common.errors import KvblendError
 from services.gpu_agent.layouts import GroupShape
 
-# Largest difference over the largest magnitude that an engine's own arithmetic explains: rounding of K, cos and
-# sin in the KV dtype. A wrong frequency, style or width differs by about 1.
-_TOLERANCE = {common.DTYPE_FLOAT32: 1e-3, common.DTYPE_FLOAT16: 1e-2, common.DTYPE_BFLOAT16: 1e-2}
+# Largest difference over the largest magnitude that an engine's own arithmetic explains: rounding of K, cos, sin and
+# their products in the KV dtype at two positions (measured: 1.7e-4, 1.3e-3, 1.1e-2). A wrong frequency, style or
+# width differs by about 1.
+_TOLERANCE = {common.DTYPE_FLOAT32: 1e-3, common.DTYPE_FLOAT16: 4e-3, common.DTYPE_BFLOAT16: 1.5e-2}
 # Engines compute angles in f32: half a unit in the last place at each of the two positions.
 _ANGLE_ROUNDING = 2.0**-23
 # Two positions must be this far apart, so that every fast pair turns.

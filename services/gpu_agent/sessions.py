@@ -1,4 +1,4 @@
-"""This agent's session with its store: opened again whenever it breaks, each time with a new id.
+"""This agent's session with its store: resumed when only its stream broke, else opened anew under another id.
 
 All leases and reservations belong to a session. When one is lost its blocks stay quarantined in the store
 until this agent reports that no copy of that session runs any more, or is proven dead by its session file.
@@ -17,7 +17,7 @@ import grpc
 from kvblend.v1 import common_pb2 as common
 from kvblend.v1 import store_pb2 as store
 from services.common.arena_format import SESSION_ID_BYTES, CatalogFormatError, SessionFile, session_path
-from services.common.errors import KvblendError
+from services.common.errors import KvblendError, reason_of
 from services.common.logs import get_logger
 from services.gpu_agent.arena import Arena
 from services.gpu_agent.store_client import StoreClient, store_error
@@ -93,6 +93,8 @@ class StoreLink:
         self._arena_dir = arena_dir
         self._heartbeat = heartbeat_seconds
         self._stopping = threading.Event()
+        # The session to resume, and while its stream is open also what the store said of its arena.
+        self._session: StoreSession | None = None
         self._current: tuple[StoreSession, store.ArenaInfo] | None = None
         self._stream: grpc.Call | None = None
         self._heard = 0.0
@@ -112,9 +114,15 @@ class StoreLink:
         """Raises KvblendError STORE_UNAVAILABLE."""
         return self._require()[1]
 
+    @property
+    def epoch(self) -> int:
+        """The arena's epoch; 0 without a session."""
+        current = self._current
+        return int(current[1].epoch) if current is not None else 0
+
     def _require(self) -> tuple[StoreSession, store.ArenaInfo]:
         current = self._current
-        if current is None:
+        if current is None or current[0].lost:
             raise KvblendError("STORE_UNAVAILABLE", f"no session with the store: {self._detail}")
         return current
 
@@ -152,7 +160,8 @@ class StoreLink:
             self.distrust(session)
 
     def distrust(self, session: StoreSession) -> None:
-        """The store does not know this session: opens another."""
+        """What the store holds for this session is not known: it is lost, and another is opened."""
+        session.lose()
         current, stream = self._current, self._stream
         if current is not None and current[0] is session and stream is not None:
             stream.cancel()
@@ -163,6 +172,7 @@ class StoreLink:
             self._stream.cancel()
         if self._thread.is_alive():
             self._thread.join(_CALL_SECONDS)
+        self._give_up()
         for session in self._lost:
             if session.drained:
                 session.close()
@@ -173,6 +183,8 @@ class StoreLink:
             try:
                 self._open_and_follow()
             except grpc.RpcError as error:
+                if reason_of(error) == "UNKNOWN_SESSION":
+                    self._give_up()
                 self._disconnected(store_error(error).message)
             except (KvblendError, CatalogFormatError, OSError, ValueError) as error:
                 # ValueError: a file of the arena is shorter than it should be, as mmap says.
@@ -185,13 +197,13 @@ class StoreLink:
         self._detail = detail
 
     def _open_and_follow(self) -> None:
-        """One session from hello to its end."""
+        """One stream from hello to its end."""
         pong: store.PingStoreResponse = self.client.call("PingStore", store.PingStoreRequest(), _CALL_SECONDS)
-        session = StoreSession(self._arena_dir or Path(pong.arena.directory))
+        session = self._resume_or_open(pong.arena)
         over = threading.Event()
+        self._heard = time.monotonic()
+        stream = self._stream = self.client.session(self._beats(session.session_id, over))
         try:
-            self._heard = time.monotonic()
-            stream = self._stream = self.client.session(self._beats(session.session_id, over))
             hello: store.SessionResponse | None = next(stream, None)
             if hello is None:
                 raise KvblendError("STORE_UNAVAILABLE", "the store ended the session at once")
@@ -199,7 +211,7 @@ class StoreLink:
                 raise KvblendError("STALE_EPOCH", "the store restarted while this session was opened")
             self.register_again()
             self._current = session, hello.arena
-            self._detail = "the session ended"
+            self._detail = "the session's stream ended"
             _log.info("session with the store", store=hello.arena.store, epoch=hello.arena.epoch)
             for _ in stream:
                 self._heard = time.monotonic()
@@ -207,10 +219,20 @@ class StoreLink:
         finally:
             over.set()
             self._current = None
-            session.lose()
-            self._lost.append(session)
-            if self._stream is not None:
-                self._stream.cancel()
+            stream.cancel()
+
+    def _resume_or_open(self, arena: store.ArenaInfo) -> StoreSession:
+        if self._session is not None and (self._session.lost or self._session.arena.epoch != arena.epoch):
+            self._give_up()
+        if self._session is None:
+            self._session = StoreSession(self._arena_dir or Path(arena.directory))
+        return self._session
+
+    def _give_up(self) -> None:
+        if self._session is not None:
+            self._session.lose()
+            self._lost.append(self._session)
+            self._session = None
 
     def _beats(self, session_id: bytes, over: threading.Event) -> Iterator[store.SessionRequest]:
         yield store.SessionRequest(session_id=session_id, agent=self._agent)

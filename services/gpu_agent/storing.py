@@ -41,7 +41,8 @@ class _Copy:
     """A granted chunk on its way, and what became of it."""
 
     grant: store.ChunkGrant
-    blocks: list[Bytes]
+    # By layer group; groups that are stored already have none.
+    blocks: dict[int, Bytes]
     reason: common.Reason = _GOOD
 
     @property
@@ -55,7 +56,7 @@ class Storer:
         self._link = link
         self._totals = totals
 
-    def store(self, instance: Instance, request: pb.StoreKvRequest, tokens: int, call: Call) -> pb.StoreKvResponse:
+    def store_kv(self, instance: Instance, request: pb.StoreKvRequest, tokens: int, call: Call) -> pb.StoreKvResponse:
         """The outcome of every chunk. What is called STORED is visible to the next lookup.
 
         Raises:
@@ -104,7 +105,7 @@ class Storer:
                 raise
             position = self._commit(session, reservation, copies, written, call)
         reasons = {copy.grant.first_token: copy.reason for copy in copies}
-        self._totals.add_store(sum(block.nbytes for copy in copies if copy.good for block in copy.blocks))
+        self._totals.add_store(sum(block.nbytes for copy in copies if copy.good for block in copy.blocks.values()))
         return pb.StoreKvResponse(
             chunks=[_stored_chunk(grant, reasons) for grant in reservation.chunks], position=position
         )
@@ -206,20 +207,21 @@ def _reserve_request(
 
 
 def _open_grant(instance: Instance, arena: Arena, grant: store.ChunkGrant) -> _Copy:
-    """The blocks of a grant by layer group; unusable ones are a reason, not an error."""
+    """The blocks of a grant; unusable ones are a reason, not an error."""
     groups = instance.layout.groups
-    places = {place.group: place for place in grant.places}
-    fits = len(grant.places) == len(groups) and all(
-        group in places and places[group].payload_bytes == shape.token_bytes * grant.tokens
-        for group, shape in enumerate(groups)
-    )
-    if not fits:
-        return _Copy(grant, [], common.REASON_COPY_FAILED)
-    try:
-        return _Copy(grant, [arena.block(places[group]) for group in range(len(groups))])
-    except (ValueError, OSError) as error:
-        _log.error("a granted block cannot be mapped", detail=str(error))
-        return _Copy(grant, [], common.REASON_OUT_OF_BOUNDS)
+    copy = _Copy(grant, {})
+    for place in grant.places:
+        known = place.group < len(groups) and place.group not in copy.blocks
+        if not known or place.payload_bytes != groups[place.group].token_bytes * grant.tokens:
+            copy.reason = common.REASON_COPY_FAILED
+            break
+        try:
+            copy.blocks[place.group] = arena.block(place)
+        except (ValueError, OSError) as error:
+            _log.error("a granted block cannot be mapped", detail=str(error))
+            copy.reason = common.REASON_OUT_OF_BOUNDS
+            break
+    return copy
 
 
 def _gather(
@@ -229,7 +231,7 @@ def _gather(
     written: dict[Ref, store.WrittenObject] = {}
     try:
         for group in range(len(instance.layout.groups)):
-            pieces = [_piece(copy, group, slots) for copy in copies if copy.good]
+            pieces = [_piece(copy, group, slots) for copy in copies if copy.good and group in copy.blocks]
             if pieces:
                 memory.gather(group, pieces, call.watch)
         for copy in copies:
@@ -252,10 +254,9 @@ def _piece(copy: _Copy, group: int, slots: Slots) -> Piece:
 
 def _seal(arena: Arena, copy: _Copy) -> dict[Ref, store.WrittenObject]:
     """Checksums of a chunk's objects, and whether the blocks were this reservation's to the end."""
-    places = sorted(copy.grant.places, key=lambda place: place.group)
     sealed = {}
-    for place, block in zip(places, copy.blocks, strict=True):
-        checksum = xxhash.xxh3_64_intdigest(memoryview(block))
+    for place in copy.grant.places:
+        checksum = xxhash.xxh3_64_intdigest(copy.blocks[place.group].data)
         sealed[ref_of(place)] = store.WrittenObject(
             object=store.ObjectRef(header=place.header, generation=place.generation), checksum=checksum
         )

@@ -64,6 +64,10 @@ class Catalog:
     def __iter__(self) -> Iterator[Chunk]:
         return iter(self._chunks.values())
 
+    @property
+    def object_count(self) -> int:
+        return len(self._by_header)
+
     def get(self, key: ChunkKey) -> Chunk | None:
         return self._chunks.get(key)
 

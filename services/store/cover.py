@@ -1,6 +1,7 @@
 """Which tokens of a prompt are served, and of each other one why not. The counts always add up."""
 
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 import numpy as np
 
@@ -46,7 +47,7 @@ class Cover:
         if unexplained:
             counts[int(default), detail] = counts.get((int(default), detail), 0) + unexplained
         return [
-            pb.Shortfall(reason=pb.Reason.ValueType(reason), tokens=count, detail=text)
+            pb.Shortfall(reason=cast(pb.Reason, reason), tokens=count, detail=text)
             for (reason, text), count in counts.items()
         ]
 

@@ -84,7 +84,7 @@ class ChainedLru:
         """Each oldest chunk after all that continue it."""
         seen: set[Chunk] = set()
         for oldest in self._oldest(domain):
-            stack = [oldest]
+            stack = [] if oldest in seen else [oldest]
             while stack:
                 chunk = stack[-1]
                 if chunk not in seen:

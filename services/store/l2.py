@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,6 +29,8 @@ _log = get_logger("l2")
 # The store writes by itself: after a restart no such writer is alive.
 _OWN_WRITER = Writer(bytes(16), 0)
 _SMOOTHING = 0.2
+# The writer looks this often whether it should end.
+_STOP_SECONDS = 0.5
 
 WritePolicy = Literal["all", "documents", "none"]
 
@@ -56,12 +59,13 @@ class L2:
         self._state = state
         self._write_policy = write
         self._timeout = timeout
-        self._queue: queue.Queue[Chunk | None] = queue.Queue(queue_chunks)
+        self._queue: queue.Queue[Chunk] = queue.Queue(queue_chunks)
         self._readers = ThreadPoolExecutor(threads, thread_name_prefix="l2-read")
         self._fetching: dict[ChunkKey, Future[bool]] = {}
         self._clears = 0
         # Bytes a second of one transfer; 0: not measured yet.
         self._rate = 0.0
+        self._stopping = threading.Event()
         self._writer = threading.Thread(target=self._write_all, name="l2-write", daemon=True)
 
     def start(self) -> None:
@@ -69,12 +73,7 @@ class L2:
 
     def close(self) -> None:
         self._readers.shutdown(wait=False, cancel_futures=True)
-        while True:
-            try:
-                self._queue.put_nowait(None)
-                break
-            except queue.Full:
-                self._queue.get_nowait()
+        self._stopping.set()
         self._writer.join(self._timeout)
         self.tier.close()
 
@@ -91,9 +90,11 @@ class L2:
             self._state.stats.add("l2_writes_dropped")
 
     def _write_all(self) -> None:
-        while (chunk := self._queue.get()) is not None:
+        while not self._stopping.is_set():
             try:
-                self._write_through(chunk)
+                self._write_through(self._queue.get(timeout=_STOP_SECONDS))
+            except queue.Empty:
+                continue
             except Exception as error:
                 _log.error("write-through failed", exc_info=error)
 
@@ -131,7 +132,9 @@ class L2:
     def find(self, space: ResolvedSpace, keys: Sequence[ChunkKey], timeout: float) -> dict[ChunkKey, L2Chunk]:
         """Chunks that the tier has in full, of those asked for."""
         shape, clears = space.shape, self._clears
-        wanted = [ObjectKey(key, group, rank) for key in keys for group in range(shape.groups) for rank in range(shape.ranks)]
+        wanted = [
+            ObjectKey(key, group, rank) for key in keys for group in range(shape.groups) for rank in range(shape.ranks)
+        ]
         metas = self.tier.find(wanted, timeout) if wanted and timeout > 0 else []
         found: dict[ChunkKey, L2Chunk] = {}
         for key, meta in zip(wanted, metas, strict=False):
@@ -202,6 +205,23 @@ class L2:
             else:
                 state.pool.free(header)
         return state.usable(chunk.key) is not None
+
+    def disown(self, space: ResolvedSpace, keys: Sequence[ChunkKey], seen_sequence: int) -> None:
+        """Looks again, off the caller's path, and tells the matchers what L2 surely does not have."""
+
+        def check() -> None:
+            start = time.monotonic()
+            found = self.find(space, keys, self._timeout)
+            # A tier that is down or slow answers misses too.
+            if time.monotonic() - start > self._timeout / 2 or not self.tier.health().ready:
+                return
+            with self._state.lock:
+                for key in keys:
+                    if key not in found:
+                        self._state.outbox.removed(removed_event(key, self._state.l2_owner, seen_sequence))
+
+        with suppress(RuntimeError):
+            self._readers.submit(check)
 
     # Clearing.
 

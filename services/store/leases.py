@@ -167,6 +167,16 @@ class LeaseTable:
         self._copies[ref[0]] += 1
         return pb.REASON_UNSPECIFIED
 
+    def why_lost(self, key: HolderKey, ref: Ref) -> pb.Reason:
+        """Why this holder's lease was taken away; REASON_UNSPECIFIED if it had none."""
+        holder = self._find(key)
+        return holder.lost.get(ref, pb.REASON_UNSPECIFIED) if holder else pb.REASON_UNSPECIFIED
+
+    def is_busy(self, key: HolderKey, ref: Ref) -> bool:
+        holder = self._find(key)
+        lease = holder.leases.get(ref[0]) if holder else None
+        return lease is not None and lease.ref == ref and lease.busy > 0
+
     def end(self, key: HolderKey, ref: Ref) -> None:
         """One copy has stopped; with the last one the lease ends. Unknown ones are ignored."""
         holder = self._find(key)

@@ -1,62 +1,29 @@
 """The unified lookup: prefix and segments, from the arena and from L2, leased, within the caller's deadline."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import matcher_pb2, store_pb2
 from services.common.errors import KvblendError
-from services.store import prefix, segments
+from services.store import segments
 from services.store.answers import Answer, Answers
-from services.store.catalog import Chunk
-from services.store.cover import Cover, hashes_of, keys_of, lengths_of, trim
+from services.store.cover import keys_of
 from services.store.l2 import L2, L2Chunk
 from services.store.leases import HolderKey
 from services.store.matchers import Matchers
 from services.store.objects import ChunkKey
 from services.store.query import Piece, Query
-from services.store.state import STORE_OWNER, StoreState, rank_objects, removed_event
+from services.store.run import Run, leased_objects
+from services.store.state import STORE_OWNER, StoreState, removed_event
 
 # Of the caller's time, kept for the way back.
 _RESERVE = 0.1
-# At most this share of the time goes into waiting for the matcher to catch up with this store's own stream.
+# Of the time left, what goes at most into waiting until the matcher has applied this store's own stream.
 _CATCH_UP_SHARE = 0.2
 
-
-@dataclass
-class Run:
-    """One lookup while it is made. Times are of the state's monotonic clock."""
-
-    query: Query
-    holder: HolderKey
-    answer: Answer
-    epoch: int
-    deadline: float
-    at_least: Sequence[pb.StreamPosition]
-    cover: Cover
-    prefix: list[Piece] = field(default_factory=list)
-    # Chunks of the prompt's chain that serve as a whole; behind them perhaps the beginning of another.
-    whole_chunks: int = 0
-    # A cap forbids further leases.
-    full: bool = False
-    leased: dict[ChunkKey, Chunk] = field(default_factory=dict)
-    claims: list[Piece] = field(default_factory=list)
-    served: list[Piece] = field(default_factory=list)
-    from_l2: set[ChunkKey] = field(default_factory=set)
-    rest: list[pb.Shortfall] = field(default_factory=list)
-    # Why tokens are not served that nothing else explains.
-    default: pb.Reason = pb.REASON_UNKNOWN_TEXT
-    detail: str = ""
-    seen_sequence: int = 0
-
-    @property
-    def prefix_end(self) -> int:
-        return self.prefix[-1].end if self.prefix else 0
-
-    @property
-    def last_token(self) -> int:
-        return self.query.count - 1
+_Fetches = dict[ChunkKey, "Future[bool]"]
 
 
 class Lookups:
@@ -82,10 +49,12 @@ class Lookups:
     def run(
         self, query: Query, holder: HolderKey, at_least: Sequence[pb.StreamPosition], remaining: float
     ) -> Iterator[store_pb2.LookupResponse]:
-        """`remaining`: seconds until the caller's deadline.
+        """What is in the arena first, then what landed since; the last message has the summary.
+
+        `remaining`: seconds until the caller's deadline.
 
         Raises:
-            KvblendError: SUPERSEDED, DEADLINE_EXCEEDED.
+            KvblendError: SUPERSEDED, DEADLINE_EXCEEDED (another rank's call still makes the answer).
         """
         now = self._state.clock.now()
         deadline = now + remaining * (1 - _RESERVE)
@@ -93,88 +62,89 @@ class Lookups:
         if superseded:
             with self._state.lock:
                 self._state.leases.end_request(holder.session, holder.request_id)
-        if leads:
-            run = Run(query, holder, answer, self._epoch, deadline, at_least, Cover(query.count))
-            with self.answers.leading(holder, query.digest, answer):
-                yield from self._lead(run)
-        else:
+        if not leads:
             yield self._follow(query, holder, answer, deadline)
+            return
+        with self.answers.leading(holder, query.digest, answer):
+            yield from self._lead(Run(self._state, query, holder), answer, at_least, deadline)
 
-    # The first call of an answer makes it.
+    def end_request(self, session: bytes, request_id: str) -> None:
+        self.answers.end_request(session, request_id)
+        with self._state.lock:
+            self._state.leases.end_request(session, request_id)
 
-    def _lead(self, run: Run) -> Iterator[store_pb2.LookupResponse]:
-        with self._lease_lock(run):
-            self._extend_prefix(run)
-        early = self._start_prefix_fetch(run)
-        self._match(run)
-        with self._lease_lock(run):
-            absent = self._take_segments(run)
-            fresh = self._objects(run, run.leased.values())
-        if self._l2 is not None and (early or absent):
-            yield store_pb2.LookupResponse(objects=fresh)
-            known = set(run.leased)
-            self._fetch_rest(run, early, absent)
-            with self._lease_lock(run):
-                self._extend_prefix(run)
-                absent = self._take_segments(run)
-                fresh = self._objects(run, [chunk for key, chunk in run.leased.items() if key not in known])
-        with self._lease_lock(run):
-            self._report_absent(run, absent)
-            summary = self._finish(run)
-        yield store_pb2.LookupResponse(objects=fresh, summary=summary)
+    @contextmanager
+    def _leasing(self, query: Query, holder: HolderKey) -> Iterator[None]:
+        """The state's lock, while the request still wants this answer: no lease outlives its end."""
+        with self._state.lock:
+            if not self.answers.is_current(holder, query.digest):
+                raise KvblendError("SUPERSEDED", "the request ended or asked something else meanwhile")
+            yield
 
-    def _lease_lock(self, run: Run) -> "_LeaseLock":
-        return _LeaseLock(self._state, lambda: self.answers.is_current(run.holder, run.query.digest))
+    def _left(self, deadline: float) -> float:
+        return max(0.0, deadline - self._state.clock.now())
 
-    def _lease(self, run: Run, key: ChunkKey) -> bool:
-        """The chunk is here and leased for this run. Needs the lock."""
-        if key in run.leased:
-            return True
-        chunk = self._state.usable(key)
-        if chunk is None or run.full:
-            return False
-        run.full = not self._state.lease(run.holder, chunk)
-        if run.full:
-            return False
-        run.leased[key] = chunk
-        return True
+    def _follow(self, query: Query, holder: HolderKey, answer: Answer, deadline: float) -> store_pb2.LookupResponse:
+        """Another rank, or the same again: the same answer, leased for the caller."""
+        if not answer.done.wait(self._left(deadline)):
+            raise KvblendError("DEADLINE_EXCEEDED", "the answer is still being made")
+        if answer.summary is None:
+            raise KvblendError("SUPERSEDED", "the call that made this answer was given up; ask again")
+        with self._leasing(query, holder):
+            state = self._state
+            here = [chunk for key in answer.keys if (chunk := state.usable(key)) and state.lease(holder, chunk)]
+            state.touch(here)
+            return store_pb2.LookupResponse(objects=leased_objects(state, here, holder.rank), summary=answer.summary)
 
-    def _extend_prefix(self, run: Run) -> None:
-        """Whole chunks as far as they go, then the best beginning of the next. Needs the lock."""
-        state, query = self._state, run.query
-        del run.prefix[run.whole_chunks :]
-        for piece in prefix.walk(state, query, run.whole_chunks):
-            if not self._lease(run, piece.key):
-                break
-            run.prefix.append(piece)
-            run.whole_chunks += 1
-        edge = prefix.edge(state, query, run.whole_chunks)
-        if edge is not None and self._lease(run, edge.key):
-            run.prefix.append(edge)
-        state.touch(run.leased[piece.key] for piece in run.prefix)
-        chunk_tokens = query.space.shape.chunk_tokens
-        first, end = run.whole_chunks * chunk_tokens, (run.whole_chunks + 1) * chunk_tokens
-        reason = pb.REASON_QUOTA if run.full else prefix.why_broken(state, query, run.whole_chunks)
-        if reason:
-            run.cover.explain(first, end, reason)
+    def _lead(
+        self, run: Run, answer: Answer, at_least: Sequence[pb.StreamPosition], deadline: float
+    ) -> Iterator[store_pb2.LookupResponse]:
+        with self._leasing(run.query, run.holder):
+            run.extend_prefix()
+        fetches = self._fetch_prefix(run, deadline)
+        seen = self._match(run, at_least, deadline)
+        with self._leasing(run.query, run.holder):
+            absent = run.take_segments()
+            objects, known = run.objects(), run.leased_keys
+        if self._l2 is not None and (fetches or absent):
+            yield store_pb2.LookupResponse(objects=objects)
+            self._await_fetches(run, fetches, absent, deadline)
+            with self._leasing(run.query, run.holder):
+                run.extend_prefix()
+                absent = run.take_segments()
+                objects = run.objects(known)
+        self._disown(run, absent, seen)
+        with self._state.lock:
+            summary = run.summary(self._epoch)
+            self._count(run, summary)
+        answer.keys, answer.summary = run.leased_keys, summary
+        yield store_pb2.LookupResponse(objects=objects, summary=summary)
 
-    # Segments.
+    def _count(self, run: Run, summary: store_pb2.LookupSummary) -> None:
+        stats = self._state.stats
+        stats.add("lookups")
+        stats.add("requested_tokens", run.query.count)
+        stats.add("prefix_hit_tokens", summary.prefix_tokens)
+        stats.add("segment_hit_tokens", sum(segment.length for segment in summary.segments))
+        for shortfall in summary.shortfalls:
+            stats.shortfall(pb.Reason.Name(shortfall.reason), shortfall.tokens)
 
-    def _match(self, run: Run) -> None:
-        """Asks a matcher for what lies behind the prefix; every way to get nothing names its reason."""
+    def _match(self, run: Run, at_least: Sequence[pb.StreamPosition], deadline: float) -> int:
+        """Asks a matcher for what lies behind the prefix; each way to get nothing names its reason.
+
+        Returns how far in this store's own stream the matcher's answer has seen.
+        """
         query = run.query
         with self._state.lock:
-            if not self._state.catalog.has_space(query.space.space_id):
-                run.default = pb.REASON_NOTHING_STORED
-        if run.prefix_end >= run.last_token:
-            return
-        if query.space.shape.prefix_only:
-            run.default = pb.REASON_PREFIX_ONLY_SPACE
-            return
-        if not query.want_segments:
-            run.default, run.detail = pb.REASON_BLENDING_OFF, "segments were not asked for"
-            return
-        own = self._own_position(run)
+            empty = not self._state.catalog.has_space(query.space.space_id)
+        if empty:
+            run.default = pb.REASON_NOTHING_STORED, ""
+        elif query.space.shape.prefix_only:
+            run.default = pb.REASON_PREFIX_ONLY_SPACE, ""
+        elif not query.want_segments:
+            run.default = pb.REASON_BLENDING_OFF, "segments were not asked for"
+        if run.prefix_end >= run.last_token or query.space.shape.prefix_only or not query.want_segments:
+            return 0
         request = matcher_pb2.MatchRequest(
             space_id=query.space.space_id,
             tokens=query.data,
@@ -183,98 +153,86 @@ class Lookups:
             store=self._store,
             epoch=self._epoch,
             l2_id=self._state.l2_owner.l2_id,
-            at_least=[*run.at_least, *own],
+            at_least=[*at_least, *self._own_position(deadline)],
             opaque_spans=query.spans,
         )
         try:
-            answer = self._matchers.match(request, min(self._left(run), self._matcher_timeout))
+            answer = self._matchers.match(request, min(self._left(deadline), self._matcher_timeout))
         except KvblendError as error:
-            run.default, run.detail = pb.REASON_MATCHER_UNAVAILABLE, error.message
-            return
+            run.default = pb.REASON_MATCHER_UNAVAILABLE, error.message
+            return 0
         run.claims = segments.claims_of(query, list(answer.segments))
         run.rest = list(answer.shortfalls)
-        run.seen_sequence = max(
-            (item.sequence for item in answer.applied if item.store == self._store and item.epoch == self._epoch),
-            default=0,
-        )
+        own = [item.sequence for item in answer.applied if (item.store, item.epoch) == (self._store, self._epoch)]
+        return max(own, default=0)
 
-    def _left(self, run: Run) -> float:
-        return max(0.0, run.deadline - self._state.clock.now())
-
-    def _own_position(self, run: Run) -> list[pb.StreamPosition]:
+    def _own_position(self, deadline: float) -> list[pb.StreamPosition]:
         """What was committed here before is found, if the matcher catches up soon; else without it."""
         position = self._state.outbox.position()
         if not self._matchers.reachable or not position.sequence:
             return []
-        applied = self._state.outbox.wait_applied(position.sequence, _CATCH_UP_SHARE * self._left(run))
+        applied = self._state.outbox.wait_applied(position.sequence, _CATCH_UP_SHARE * self._left(deadline))
         return [position] if applied else []
-
-    def _take_segments(self, run: Run) -> list[Piece]:
-        """Leases what is here of the matcher's claims; returns those that are not. Needs the lock."""
-        run.served, absent = [], []
-        for claim in trim(run.claims, run.prefix_end, run.last_token):
-            piece, reason = segments.check(self._state, run.query, claim)
-            if piece is not None and self._lease(run, piece.key):
-                run.served.append(piece)
-                continue
-            if reason == pb.REASON_EVICTED:
-                absent.append(claim)
-            run.cover.explain(claim.position, claim.end, pb.REASON_QUOTA if piece is not None else reason)
-        self._state.touch(run.leased[piece.key] for piece in run.served)
-        return absent
 
     # L2.
 
-    def _start_prefix_fetch(self, run: Run) -> dict[ChunkKey, "Future[bool]"]:
-        """Fetches the chunks of the chain that are missing here but not in L2, up to the first missing in both."""
+    def _fetch_prefix(self, run: Run, deadline: float) -> _Fetches:
+        """Starts to fetch the chunks of the chain that only L2 has, up to the first that neither has."""
         query, l2 = run.query, self._l2
         following = [chunk for chunk in query.chain[run.whole_chunks :] if chunk.first < run.last_token]
         if l2 is None or not following or run.full:
             return {}
+        keys = [key for chunk in following for key in query.prefix_keys(chunk)]
         with self._state.lock:
-            wanted = [
-                key for chunk in following for key in query.prefix_keys(chunk) if self._state.usable(key) is None
-            ]
-        found = l2.find(query.space, wanted, self._left(run))
-        reachable: list[L2Chunk] = []
+            here = {key for key in keys if self._state.usable(key)}
+        there = l2.find(query.space, [key for key in keys if key not in here], self._left(deadline))
+        wanted: list[L2Chunk] = []
         tokens = 0
         for chunk in following:
-            keys = query.prefix_keys(chunk)
-            here = any(key not in wanted for key in keys)
-            there = next((found[key] for key in keys if key in found), None)
-            if not here and there is None:
+            names = query.prefix_keys(chunk)
+            if not here.isdisjoint(names):
+                continue
+            found = next((there[key] for key in names if key in there), None)
+            if found is None:
                 break
-            if not here and there is not None:
-                reachable.append(there)
-                tokens += chunk.tokens
-        return self._start_fetches(run, reachable, tokens, (run.whole_chunks, len(reachable)))
+            wanted.append(found)
+            tokens += chunk.tokens
+        return self._start(run, l2, wanted, tokens)
 
-    def _start_fetches(
-        self, run: Run, chunks: Sequence[L2Chunk], tokens: int, explained: tuple[int, int] | None
-    ) -> dict[ChunkKey, "Future[bool]"]:
-        """Starts them all, unless computing the tokens is expected to be sooner done."""
-        l2 = self._l2
-        if l2 is None or not chunks:
-            return {}
+    @staticmethod
+    def _start(run: Run, l2: L2, chunks: Sequence[L2Chunk], tokens: int) -> _Fetches:
+        """Starts them all, unless computing these tokens is expected to be done sooner."""
         rate = run.query.prefill_tokens_per_second
         if rate and l2.seconds_for(sum(chunk.size for chunk in chunks)) > tokens / rate:
-            if explained is not None:
-                size = run.query.space.shape.chunk_tokens
-                first = explained[0] * size
-                run.cover.explain(first, first + explained[1] * size, pb.REASON_SLOWER_THAN_COMPUTE)
+            run.missing.slow |= {chunk.key for chunk in chunks}
             return {}
         return {chunk.key: l2.fetch(chunk) for chunk in chunks}
 
-    def _fetch_rest(self, run: Run, fetches: dict[ChunkKey, "Future[bool]"], absent: Sequence[Piece]) -> None:
-        """Waits for what is on its way, and for the segments' chunks, until the deadline. Late data stays."""
+    def _await_fetches(self, run: Run, fetches: _Fetches, absent: Sequence[Piece], deadline: float) -> None:
+        """Waits for what is on its way, and for the segments' chunks. What is late stays for the next time."""
         l2 = self._l2
         if l2 is None:
             return
-        found = l2.find(run.query.space, [key for key in keys_of(absent) if key not in fetches], self._left(run))
+        keys = [key for key in keys_of(absent) if key not in fetches]
+        found = l2.find(run.query.space, keys, self._left(deadline))
         tokens = sum(piece.length for piece in absent if piece.key in found)
-        fetches = {**fetches, **self._start_fetches(run, list(found.values()), tokens, None)}
-        done, late = wait(fetches.values(), self._left(run))
-        run.from_l2 = {key for key, fetch in fetches.items() if fetch in done and not fetch.cancelled() and fetch.result()}
-        for piece in absent:
-            if piece.key in fetches and fetches[piece.key] in late:
-                run.cover.explain(piece.position, piece.end, pb.REASON_DEADLINE)
+        fetches = {**fetches, **self._start(run, l2, list(found.values()), tokens)}
+        wait(fetches.values(), self._left(deadline))
+        run.from_l2 = {key for key, fetch in fetches.items() if fetch.done() and _landed(fetch)}
+        run.missing.late = {key for key, fetch in fetches.items() if not fetch.done()}
+
+    def _disown(self, run: Run, absent: Sequence[Piece], seen: int) -> None:
+        """Tells the matchers of claims that are not so."""
+        keys = [key for key in keys_of(absent) if not run.missing.reason(key) and key not in run.from_l2]
+        with self._state.lock:
+            for key in keys:
+                chunk = self._state.catalog.get(key)
+                if chunk is None or not chunk.complete:
+                    self._state.stats.add("disowned_chunks")
+                    self._state.outbox.removed(removed_event(key, STORE_OWNER))
+        if self._l2 is not None and keys:
+            self._l2.disown(run.query.space, keys, seen)
+
+
+def _landed(fetch: "Future[bool]") -> bool:
+    return not fetch.cancelled() and fetch.exception() is None and fetch.result()

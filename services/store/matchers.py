@@ -29,6 +29,10 @@ class Matchers:
         # False after a call that no replica answered.
         self.reachable = bool(clients)
 
+    @property
+    def configured(self) -> bool:
+        return bool(self._clients)
+
     def match(self, request: matcher_pb2.MatchRequest, timeout: float) -> matcher_pb2.MatchResponse:
         """Raises KvblendError MATCHER_UNAVAILABLE and whatever the last replica said."""
         return self._ask(lambda client, left: client.match(request, left), timeout)

@@ -55,9 +55,7 @@ class Query:
 
     @cached_property
     def chain(self) -> list[ChainChunk]:
-        return chain_chunks(
-            chain_start(self.space.root, b""), self.tokens, self.space.shape.chunk_tokens, self.spans
-        )
+        return chain_chunks(chain_start(self.space.root, b""), self.tokens, self.space.shape.chunk_tokens, self.spans)
 
     @property
     def domains(self) -> tuple[pb.Domain, ...]:

@@ -93,10 +93,9 @@ def _restore_object(state: StoreState, header: int, meta: object_pb2.ObjectMeta)
     )
     if not whole or not state.catalog.accepts(key.chunk, info, key.group, key.rank):
         return False
-    chunk = state.catalog.add_object(key.chunk, info, key.group, key.rank, header)
+    chunk = state.adopt(key, header, meta)
     flags = state.pool.headers.get(header, "flags")
     chunk.pinned = chunk.pinned or bool(flags & FLAG_PINNED)
     chunk.in_l2 = bool(flags & FLAG_IN_L2)
-    chunk.expires_at = state.pool.headers.expires_at(header)
-    state.policy.added(chunk, state.clock.now())
+    state.set_expiry(chunk, state.pool.headers.expires_at(header))
     return True

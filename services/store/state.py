@@ -68,7 +68,10 @@ class StoreState:
         self.l2_owner = matcher_pb2.Owner(kind=matcher_pb2.OWNER_KIND_L2, l2_id=l2_id)
         # Headers whose bytes nobody has verified since a crash.
         self.unverified: set[int] = set()
+        # What BLENDED chunks hold.
+        self.blended_bytes = 0
         self._condemned: set[int] = set()
+        self._expiring: set[Chunk] = set()
         self._outbox: Outbox | None = None
         self._on_complete: Callable[[Chunk], None] = lambda _: None
 
@@ -82,6 +85,11 @@ class StoreState:
         if self._outbox is None:
             raise RuntimeError("the state is not connected to an outbox yet")
         return self._outbox
+
+    @property
+    def condemned_count(self) -> int:
+        """Blocks that left the catalog while they were copied."""
+        return len(self._condemned)
 
     # Room.
 
@@ -124,17 +132,26 @@ class StoreState:
         """The block's payload is whole: it becomes visible, and the chunk with its last object."""
         flags = (FLAG_PINNED if meta.pinned else 0) | (FLAG_IN_L2 if in_l2 else 0)
         self.pool.commit(header, meta, flags)
-        chunk = self.catalog.add_object(key.chunk, info_of(meta), key.group, key.rank, header)
-        if len(chunk.objects) == 1:
-            chunk.pinned, chunk.expires_at = meta.pinned, meta.expires_at
+        first = self.catalog.get(key.chunk) is None
+        chunk = self.adopt(key, header, meta)
+        if first:
+            chunk.pinned = meta.pinned
+            self.set_expiry(chunk, meta.expires_at)
         chunk.in_l2 = chunk.in_l2 or in_l2
-        if meta.document:
-            chunk.documents.add(meta.document)
-        self.policy.added(chunk, self.clock.now())
         if chunk.complete:
             self.stats.add("stored_chunks")
             self.outbox.added(self.added_event(chunk, STORE_OWNER))
             self._on_complete(chunk)
+        return chunk
+
+    def adopt(self, key: ObjectKey, header: int, meta: object_pb2.ObjectMeta) -> Chunk:
+        """A committed object enters the catalog. Raises ValueError if the catalog does not accept it."""
+        chunk = self.catalog.add_object(key.chunk, info_of(meta), key.group, key.rank, header)
+        if meta.document:
+            chunk.documents.add(meta.document)
+        self.policy.added(chunk, self.clock.now())
+        if key.chunk.domain == pb.DOMAIN_BLENDED:
+            self.blended_bytes += self.pool.headers.get(header, "capacity_bytes")
         return chunk
 
     def remove(self, chunk: Chunk, reason: pb.Reason) -> None:
@@ -142,8 +159,11 @@ class StoreState:
         self.stats.add("revoked_leases", self.leases.revoke(chunk, reason))
         self.catalog.remove(chunk)
         self.policy.removed(chunk)
+        self._expiring.discard(chunk)
         for header in chunk.objects.values():
             self.unverified.discard(header)
+            if chunk.key.domain == pb.DOMAIN_BLENDED:
+                self.blended_bytes -= self.pool.headers.get(header, "capacity_bytes")
             if self.leases.is_copied(header):
                 self.pool.headers.set_state(header, BlockState.CONDEMNED)
                 self._condemned.add(header)
@@ -170,11 +190,24 @@ class StoreState:
 
     def lease(self, holder: HolderKey, chunk: Chunk) -> bool:
         """HELD leases on the rank's objects of a usable chunk; False: a cap forbids it."""
-        refs = [
-            (self.ref(header), self.pool.headers.get(header, "payload_bytes"))
-            for _, header in rank_objects(chunk, holder.rank)
-        ]
+        headers = self.pool.headers
+        objects = rank_objects(chunk, holder.rank)
+        refs = [(self.ref(header), headers.get(header, "capacity_bytes")) for _, header in objects]
         return self.leases.acquire(holder, chunk.info.tenant, chunk, refs, self.clock.now())
+
+    def begin_copy(self, holder: HolderKey, ref: Ref) -> pb.Reason:
+        """HELD -> BUSY; REASON_UNSPECIFIED: the copy may begin."""
+        headers = self.pool.headers
+        if headers.is_current(*ref) and headers.state(ref[0]) == BlockState.COMMITTED:
+            return self.leases.begin(holder, ref)
+        return self.leases.why_lost(holder, ref) or pb.REASON_STALE_GENERATION
+
+    def report_corrupt(self, holder: HolderKey, ref: Ref) -> None:
+        """Whoever copies an object found that its bytes are not what was committed: the chunk leaves."""
+        chunk = self.catalog.of_header(ref[0])
+        if chunk is not None and self.leases.is_busy(holder, ref):
+            self.stats.add("checksum_failures")
+            self.remove(chunk, pb.REASON_CHECKSUM_MISMATCH)
 
     def ref(self, header: int) -> Ref:
         return header, self.pool.headers.generation(header)
@@ -184,8 +217,17 @@ class StoreState:
         if document:
             chunk.documents.add(document)
         chunk.pinned = chunk.pinned or pinned
-        chunk.expires_at = 0.0 if 0.0 in (chunk.expires_at, expires_at) else max(chunk.expires_at, expires_at)
+        longest = max(chunk.expires_at, expires_at)
+        self.set_expiry(chunk, 0.0 if 0.0 in (chunk.expires_at, expires_at) else longest)
         self._write_flags(chunk)
+
+    def set_expiry(self, chunk: Chunk, expires_at: float) -> None:
+        """Unix seconds; 0: never."""
+        chunk.expires_at = expires_at
+        if expires_at:
+            self._expiring.add(chunk)
+        else:
+            self._expiring.discard(chunk)
 
     def mark_in_l2(self, chunk: Chunk) -> None:
         chunk.in_l2 = True
@@ -201,7 +243,7 @@ class StoreState:
     def drop_expired(self) -> None:
         """Chunks past their own expiry."""
         wall = self.clock.wall()
-        for chunk in [chunk for chunk in self.catalog if 0 < chunk.expires_at <= wall]:
+        for chunk in [chunk for chunk in self._expiring if chunk.expires_at <= wall]:
             self.remove(chunk, pb.REASON_EVICTED)
 
     # What matchers are told.

@@ -148,7 +148,9 @@ def make_sample(prompts: int = 6) -> DemoReport:
     other = "\n".join(f"Note {number}: nothing of this was ever stored." for number in range(120))
     versions = {"kvblend": "0.1.0", "python": "3.11", "torch": "2.13.0", "transformers": "5.24.0"}
     return DemoReport(
-        facts=RunFacts("The same files, in ever new orders", "SmolLM2-135M-Instruct", "float32", 30, 256, 0.15, 2, versions),
+        facts=RunFacts(
+            "The same files, in ever new orders", "SmolLM2-135M-Instruct", "float32", 30, 256, 0.15, 2, versions
+        ),
         precompute=Precompute(
             [StoredDocument(name, len(ids), first) for name, (first, ids) in stored.items()], 6.4, 214_000_000
         ),

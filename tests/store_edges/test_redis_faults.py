@@ -11,7 +11,8 @@ import redis
 from redis_server import RedisServer, free_port, redis_server
 from tier_contract import SECONDS, get, key_for, meta_for, payload_of, put
 
-from services.store.tiers.redis import DAMAGED, RedisTier
+from services.store.tiers.redis import RedisTier
+from services.store.tiers.redis_objects import DAMAGED
 
 MIB = 1 << 20
 KEY = key_for(1)
@@ -63,7 +64,7 @@ def eventually(condition: Callable[[], bool]) -> None:
     give_up_at = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < give_up_at, "it never came true"
-        time.sleep(0.02)
+        time.sleep(0.005)
 
 
 def assert_read_fails_and_cleans_up(tier: RedisTier, raw: redis.Redis, damage: str, hurt: Callable[[], object]) -> None:
@@ -177,6 +178,47 @@ def test_delete_leaves_no_part_behind(tier: RedisTier, raw: redis.Redis) -> None
     assert get(tier, key_for(2)) == PAYLOAD
 
 
+def test_a_clear_takes_parts_and_unreadable_headers_too_and_nothing_of_others(
+    server: RedisServer, raw: redis.Redis
+) -> None:
+    strangers = {b"other:{x}:h": b"1", b"kv*[x]": b"2", b"kv*[{bad}:h": b"3"}
+    raw.mset(strangers)
+    other = RedisTier(server.unix_url, key_prefix="kvx[")
+    tier = RedisTier(server.unix_url, key_prefix="kv*[")
+    for number in range(300):
+        assert put(tier, key_for(number), b"payload")
+    assert put(tier, KEY, PAYLOAD)
+    assert put(other, KEY, PAYLOAD)
+    (some_header,) = [
+        name for name in raw.keys("*:h") if name.startswith(b"kv*[") and key_for(7).text().encode() in name
+    ]
+    raw.set(some_header, b"damaged")
+    assert tier.delete_where(lambda _: True, SECONDS) == 300
+    assert set(strangers) <= set(raw.keys("*"))
+    # What is left of ours is the one part that only the damaged header knew.
+    assert len([name for name in raw.keys("*") if name.startswith(b"kv*[{") and name not in strangers]) == 1
+    assert get(other, KEY) == PAYLOAD
+    tier.close()
+    other.close()
+
+
+def test_a_clear_that_could_not_finish_is_shown(server: RedisServer, tier: RedisTier) -> None:
+    assert put(tier, KEY, PAYLOAD)
+    assert tier.health().ready
+    server.freeze()
+    assert tier.delete_where(lambda _: True, 0.2) == 0
+    assert not tier.health().ready
+    server.thaw()
+    eventually(lambda: tier.health().ready)
+    assert tier.delete_where(lambda _: True, SECONDS) == 1
+
+
+def test_a_meta_without_its_write_is_no_way_to_read(tier: RedisTier) -> None:
+    assert put(tier, KEY, PAYLOAD)
+    assert not tier.read_into(KEY, meta_for(KEY, PAYLOAD), memoryview(bytearray(len(PAYLOAD))), SECONDS)
+    assert get(tier, KEY) == PAYLOAD
+
+
 def test_case_23_a_write_refused_half_way_leaves_nothing(tier: RedisTier, raw: redis.Redis) -> None:
     small = payload_of(3, 1000)
     assert put(tier, key_for(2), small)
@@ -204,10 +246,10 @@ def test_case_23_a_server_that_hangs_half_way_leaves_nothing_to_find(server: Red
         server.freeze()
         writer.join()
         server.thaw()
-        if outcome == [False]:
-            assert get(tier, KEY) is None
-        else:
-            assert get(tier, KEY) == big
+        # Where only the very last reply was lost the object is there, and whole.
+        found = get(tier, KEY)
+        assert found in (None, big)
+        assert found == big or outcome == [False]
 
 
 def test_case_23_a_server_killed_half_way_leaves_nothing_to_find(server: RedisServer, raw: redis.Redis) -> None:
@@ -423,7 +465,6 @@ def test_connections_are_bounded_and_shared(server: RedisServer, raw: redis.Redi
     for thread in threads:
         thread.join()
     assert all(meta is not None for meta in tier.find([key_for(number) for number in range(12)], SECONDS))
-    assert raw.info("clients")["maxclients"] > 2
     assert len(raw.client_list()) <= 3
     tier.close()
 

@@ -1,7 +1,7 @@
 """RedisTier over unix socket and TCP, and a slow obvious tier, keep the contract; broken tiers are found out."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import redis
@@ -25,6 +25,7 @@ class MemoryTier:
         self._flaw = flaw
         self._objects: dict[object, tuple[object_pb2.ObjectMeta, bytes]] = {}
         self._closed = False
+        self._unfinished = False
 
     def _name(self, key: ObjectKey) -> object:
         return (key.chunk.chain_hash, key.group) if self._flaw == "ignores rank and domain" else key
@@ -74,9 +75,18 @@ class MemoryTier:
         gone = [key for key in keys if self._objects.pop(self._name(key), None) is not None]
         return len(keys) if self._flaw == "counts what was not there" else len(gone)
 
+    def delete_where(self, matches: Callable[[object_pb2.ObjectMeta], bool], timeout: float) -> int:
+        if self._refuses(timeout):
+            self._unfinished = True
+            return 0
+        gone = [name for name, (meta, _) in self._objects.items() if matches(meta) or self._flaw == "clears too much"]
+        for name in gone[1:] if self._flaw == "clears too little" else gone:
+            del self._objects[name]
+        return len(gone)
+
     def health(self) -> TierHealth:
-        fine = not self._closed or self._flaw == "is always fine"
-        return TierHealth(fine, "" if fine else "closed")
+        fine = not (self._closed or self._unfinished) or self._flaw == "is always fine"
+        return TierHealth(fine, "" if fine else "closed, or a clear did not finish")
 
     def close(self) -> None:
         self._closed = True
@@ -94,6 +104,8 @@ FLAWS = [
     "never replaces",
     "drops the document",
     "counts what was not there",
+    "clears too much",
+    "clears too little",
     "is always fine",
 ]
 

@@ -185,6 +185,31 @@ def check_deletes_and_counts_what_was_there(tier: Tier) -> None:
 
 
 @check
+def check_deletes_what_a_condition_names(tier: Tier) -> None:
+    for number in range(700):
+        key, payload = key_for(number, rank=number % 2), b"payload"
+        meta = meta_for(key, payload)
+        meta.tenant = "a" if number % 3 else "b"
+        assert tier.write(key, meta, memoryview(payload), SECONDS)
+    assert tier.delete_where(lambda meta: meta.tenant == "b", SECONDS) == 234
+    assert tier.health().ready
+    found = tier.find([key_for(number, rank=number % 2) for number in range(700)], SECONDS)
+    assert [meta is not None for meta in found] == [bool(number % 3) for number in range(700)]
+    assert tier.delete_where(lambda meta: meta.tenant == "b", SECONDS) == 0
+    assert tier.delete_where(lambda _: True, SECONDS) == 466
+    assert tier.find([key_for(1, rank=1)], SECONDS) == [None]
+
+
+@check
+def check_says_when_it_could_not_delete_everything(tier: Tier) -> None:
+    assert put(tier, key_for(1), b"payload")
+    assert tier.health().ready
+    assert tier.delete_where(lambda _: True, 0.0) == 0
+    assert not tier.health().ready
+    assert get(tier, key_for(1)) == b"payload"
+
+
+@check
 def check_no_time_left_is_a_miss(tier: Tier) -> None:
     key, payload = key_for(1), payload_of(1, 1000)
     assert not tier.write(key, meta_for(key, payload), memoryview(payload), 0.0)

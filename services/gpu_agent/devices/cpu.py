@@ -156,5 +156,6 @@ class _Rotation:
         keys = keys[self._first :]
         one = keys[..., self._one].float()
         two = keys[..., self._two].float()
-        keys[..., self._one] = (one * self._cos - two * self._sin).to(keys.dtype)
-        keys[..., self._two] = (two * self._cos + one * self._sin).to(keys.dtype)
+        # Both results before either is written: in fp32 `one` and `two` are views of `keys`.
+        moved = one * self._cos - two * self._sin, two * self._cos + one * self._sin
+        keys[..., self._one], keys[..., self._two] = moved

@@ -1,18 +1,10 @@
-"""L2 in Redis or Valkey: objects as a header and parts of 1 to 4 MiB, shared by every store that reaches it.
+"""L2 in Redis or Valkey, shared by every store that reaches it. Needs Redis 6.2 or later, or Valkey."""
 
-The header is written last, once every part is acknowledged, so an object is found only when all of
-it was there. Whatever Redis evicts, loses or damages later is noticed while reading: lengths and an
-xxh3-64 of the whole payload must agree with the header, or the object is deleted and answered as a
-miss. Needs Redis 6.2 or later, or Valkey.
-"""
-
-import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import xxhash
 from redis.exceptions import ResponseError
 
 from kvblend.v1 import object_pb2
@@ -21,29 +13,22 @@ from services.common.metrics import counter
 from services.store.objects import ObjectKey
 from services.store.tiers.base import TierHealth
 from services.store.tiers.breaker import CircuitBreaker
-from services.store.tiers.redis_format import Names, decode_header, describes, encode_header
-from services.store.tiers.redis_link import Argument, LinkError, RedisLink, pack
+from services.store.tiers.redis_format import describes, is_stored
+from services.store.tiers.redis_link import LinkError, RedisLink, pack
+from services.store.tiers.redis_objects import KEYS_A_COMMAND, RedisObjects
 
 FAILURES = counter("kvblend_l2_redis_failures", "Calls to Redis without a result, by operation.", ("operation", "kind"))
-DAMAGED = counter("kvblend_l2_redis_damaged_objects", "Objects in Redis found damaged or incomplete.", ("damage",))
 
 MIB = 1 << 20
-# Sent or received at once: enough to be fast, little enough to look at the clock now and then.
-_BATCH_BYTES = 8 * MIB
-_KEYS_A_COMMAND = 256
 _PROBE_EVERY = 1.0
 _PROBE_SECONDS = 0.25
+# How long health tells of a clear that did not finish: its caller asks right after.
+_UNFINISHED_SECONDS = 1.0
 # A caller in more of a hurry than this proves nothing about the server when it goes without an answer.
 _FAIR_SECONDS = 0.05
-# Parts outlive their header, so that expiry never leaves a header without parts.
-_PART_EXTRA_SECONDS = 60
 
 _log = get_logger("l2")
 _T = TypeVar("_T")
-
-
-class _DamagedObject(Exception):
-    """`args[0]` names the damage."""
 
 
 class RedisTier:
@@ -85,14 +70,13 @@ class RedisTier:
             raise ValueError(f"key_prefix is {key_prefix!r}; braces are not allowed")
         self._link = RedisLink(url, connect_timeout, max_connections)
         self.tier_id = f"{self._link.address}#{key_prefix}"
-        self._names = Names(key_prefix)
-        self._ttl_seconds = ttl_seconds
-        self._part_bytes = part_bytes
+        self._objects = RedisObjects(self._link, key_prefix, ttl_seconds, part_bytes)
         self._operation_timeout = operation_timeout
         self._breaker = CircuitBreaker(retry_seconds=half_open_seconds)
         self._health_lock = threading.Lock()
         self._probed_at = float("-inf")
         self._error = ""
+        self._unfinished_until = float("-inf")
         self._used_bytes = 0
         self._capacity_bytes = 0
 
@@ -101,13 +85,15 @@ class RedisTier:
         misses: list[object_pb2.ObjectMeta | None] = [None] * len(keys)
         if not keys:
             return misses
-        return self._attempt("find", timeout, lambda deadline: self._find(keys, deadline), misses)
+        return self._attempt("find", timeout, lambda deadline: self._objects.find(keys, deadline), misses)
 
     def read_into(self, key: ObjectKey, meta: object_pb2.ObjectMeta, target: memoryview, timeout: float) -> bool:
         """See `Tier.read_into`. False also for a meta that is not the key's or not `target`'s length."""
-        if not describes(key, meta) or target.nbytes != meta.payload_bytes:
+        if not describes(key, meta) or not is_stored(meta) or target.nbytes != meta.payload_bytes:
             return False
-        return self._attempt("read", timeout, lambda deadline: self._read(key, meta, target.cast("B"), deadline), False)
+        return self._attempt(
+            "read", timeout, lambda deadline: self._objects.read(key, meta, target.cast("B"), deadline), False
+        )
 
     def write(self, key: ObjectKey, meta: object_pb2.ObjectMeta, payload: memoryview, timeout: float) -> bool:
         """See `Tier.write`. False also for a meta that is not the key's or not `payload`'s length.
@@ -116,17 +102,39 @@ class RedisTier:
         """
         if not describes(key, meta) or not 0 < payload.nbytes == meta.payload_bytes:
             return False
-        return self._attempt("write", timeout, lambda deadline: self._write(key, meta, payload, deadline), False)
+        return self._attempt(
+            "write", timeout, lambda deadline: self._objects.write(key, meta, payload, deadline), False
+        )
 
     def delete(self, keys: Sequence[ObjectKey], timeout: float) -> int:
         """How many objects were there and are gone."""
         give_up_at = time.monotonic() + timeout
         gone = 0
-        for first in range(0, len(keys), _KEYS_A_COMMAND):
-            some = keys[first : first + _KEYS_A_COMMAND]
+        for first in range(0, len(keys), KEYS_A_COMMAND):
+            some = keys[first : first + KEYS_A_COMMAND]
             left = give_up_at - time.monotonic()
-            gone += self._attempt("delete", left, lambda deadline, some=some: self._delete(some, deadline), 0)  # type: ignore[misc]
+            gone += self._attempt("delete", left, lambda deadline, some=some: self._objects.delete(some, deadline), 0)  # type: ignore[misc]
         return gone
+
+    def delete_where(self, matches: Callable[[object_pb2.ObjectMeta], bool], timeout: float) -> int:
+        """See `Tier.delete_where`. If it could not look at every object, `health` is not ready for a second."""
+        give_up_at = time.monotonic() + timeout
+        cursor, gone = b"0", 0
+        while True:
+            left = give_up_at - time.monotonic()
+            page = self._attempt(
+                "delete",
+                left,
+                lambda deadline, cursor=cursor: self._objects.delete_page(cursor, matches, deadline),  # type: ignore[misc]
+                None,
+            )
+            if page is None:
+                self._unfinished_until = time.monotonic() + _UNFINISHED_SECONDS
+                return gone
+            cursor, count = page
+            gone += count
+            if cursor == b"0":
+                return gone
 
     def health(self) -> TierHealth:
         """What the last calls showed; asks the server at most once a second, for at most 0.25 s."""
@@ -137,6 +145,8 @@ class RedisTier:
         if due:
             self._attempt("health", _PROBE_SECONDS, self._probe, None)
         error = self._error
+        if not error and time.monotonic() < self._unfinished_until:
+            error = "not every object could be looked at to delete what was named"
         return TierHealth(not error, error, self._used_bytes, self._capacity_bytes)
 
     def close(self) -> None:
@@ -170,124 +180,6 @@ class RedisTier:
         self._error = error
         if self._breaker.failure():
             _log.warning("L2 is down", tier=self.tier_id, error=error)
-
-    def _ask(self, commands: Sequence[list[Argument]], deadline: float) -> list[Any]:
-        """Replies; an error among them is raised."""
-        replies = self._link.exchange(commands, deadline)
-        for reply in replies:
-            if isinstance(reply, ResponseError):
-                raise reply
-        return replies
-
-    def _find(self, keys: Sequence[ObjectKey], deadline: float) -> list[object_pb2.ObjectMeta | None]:
-        headers = [self._names.header(key) for key in keys]
-        values: list[bytes | None] = self._ask([pack("MGET", *headers)], deadline)[0]
-        found: list[object_pb2.ObjectMeta | None] = []
-        damaged = []
-        now = time.time()
-        for key, header, value in zip(keys, headers, values, strict=True):
-            meta = decode_header(key, value) if value is not None else None
-            if value is not None and meta is None:
-                DAMAGED.labels("header").inc()
-                damaged.append(header)
-            expired = meta is not None and 0 < meta.expires_at <= now
-            found.append(None if expired else meta)
-        if damaged:
-            self._forget(damaged, deadline)
-        return found
-
-    def _read(self, key: ObjectKey, meta: object_pb2.ObjectMeta, target: memoryview, deadline: float) -> bool:
-        try:
-            self._copy_parts(key, meta, target, deadline)
-        except _DamagedObject as damage:
-            DAMAGED.labels(damage.args[0]).inc()
-            self._discard(key, meta, deadline)
-            return False
-        return True
-
-    def _copy_parts(self, key: ObjectKey, meta: object_pb2.ObjectMeta, target: memoryview, deadline: float) -> None:
-        names = self._names.parts(key, meta)
-        batch = max(1, _BATCH_BYTES * len(names) // max(1, meta.payload_bytes))
-        digest = xxhash.xxh3_64()
-        end = 0
-        for first in range(0, len(names), batch):
-            for part in self._ask([pack("MGET", *names[first : first + batch])], deadline)[0]:
-                if part is None:
-                    raise _DamagedObject("missing_part")
-                start, end = end, end + len(part)
-                if end > len(target):
-                    raise _DamagedObject("length")
-                target[start:end] = part
-                digest.update(part)
-        if end != len(target):
-            raise _DamagedObject("length")
-        if digest.intdigest() != meta.checksum:
-            raise _DamagedObject("checksum")
-
-    def _discard(self, key: ObjectKey, meta: object_pb2.ObjectMeta, deadline: float) -> None:
-        """Deletes that write of the object, but not a newer one."""
-        header = self._names.header(key)
-        value = self._ask([pack("GET", header)], deadline)[0]
-        current = decode_header(key, value) if value is not None else None
-        ours = current is None or current.write_id == meta.write_id
-        self._forget([*([header] if ours else []), *self._names.parts(key, meta)], deadline)
-
-    def _write(self, key: ObjectKey, meta: object_pb2.ObjectMeta, payload: memoryview, deadline: float) -> bool:
-        ttl = self._ttl_seconds
-        if meta.expires_at:
-            ttl = min(ttl, int(meta.expires_at - time.time()))
-            if ttl < 1:
-                return False
-        data = payload.cast("B")
-        stored = object_pb2.ObjectMeta()
-        stored.CopyFrom(meta)
-        stored.write_id = secrets.token_hex(8)
-        stored.parts = -(-len(data) // self._part_bytes)
-        names = self._names.parts(key, stored)
-        try:
-            self._send_parts(names, data, ttl + _PART_EXTRA_SECONDS, deadline)
-            command = pack("SET", self._names.header(key), encode_header(key, stored), "EX", ttl, "GET")
-            previous = self._ask([command], deadline)[0]
-        except ResponseError:
-            self._forget(names, deadline)
-            raise
-        replaced = decode_header(key, previous) if previous is not None else None
-        if replaced is not None:
-            self._forget(self._names.parts(key, replaced), deadline)
-        return True
-
-    def _send_parts(self, names: list[bytes], data: memoryview, ttl: int, deadline: float) -> None:
-        size = self._part_bytes
-        commands = [
-            pack("SET", name, data[size * index : size * (index + 1)], "EX", ttl) for index, name in enumerate(names)
-        ]
-        batch = _BATCH_BYTES // size
-        for first in range(0, len(commands), batch):
-            self._ask(commands[first : first + batch], deadline)
-
-    def _forget(self, names: list[bytes], deadline: float) -> None:
-        """Deletes what no header speaks of any more. It would expire anyway, so no failure matters."""
-        try:
-            self._link.exchange([pack("UNLINK", *names)], deadline)
-        except LinkError as error:
-            FAILURES.labels("forget", error.kind).inc()
-
-    def _delete(self, keys: Sequence[ObjectKey], deadline: float) -> int:
-        headers = [self._names.header(key) for key in keys]
-        values = self._ask([pack("MGET", *headers)], deadline)[0]
-        answers = zip(keys, headers, values, strict=True)
-        present = [(key, header, value) for key, header, value in answers if value is not None]
-        if not present:
-            return 0
-        parts: list[bytes] = []
-        for key, _, value in present:
-            meta = decode_header(key, value)
-            parts += self._names.parts(key, meta) if meta is not None else []
-        commands = [pack("UNLINK", *(header for _, header, _ in present))]
-        for first in range(0, len(parts), _KEYS_A_COMMAND):
-            commands.append(pack("UNLINK", *parts[first : first + _KEYS_A_COMMAND]))
-        gone: int = self._ask(commands, deadline)[0]
-        return gone
 
     def _probe(self, deadline: float) -> None:
         _, memory = self._link.exchange([pack("PING"), pack("INFO", "memory")], deadline)

@@ -8,14 +8,17 @@ a header that was damaged, or that answers under another name, is never believed
 name of their write, so parts of two writes of one object can never mix.
 """
 
+import re
 import struct
+from typing import cast
 
 import xxhash
 from google.protobuf.message import DecodeError
 
+from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import object_pb2
 from services.common.identity import OBJECT_FORMAT_VERSION
-from services.store.objects import ObjectKey
+from services.store.objects import ChunkKey, ObjectKey
 
 _CHECKSUM = struct.Struct("<Q")
 
@@ -25,6 +28,8 @@ class Names:
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
+        name = rb"\{([0-9a-f]{32}:\d{1,3}:[0-9a-f]{64}:\d{1,9}:\d{1,9})\}:h"
+        self._header = re.compile(re.escape(prefix.encode()) + name)
 
     def header(self, key: ObjectKey) -> bytes:
         return f"{self._prefix}{{{key.text()}}}:h".encode()
@@ -32,6 +37,24 @@ class Names:
     def parts(self, key: ObjectKey, meta: object_pb2.ObjectMeta) -> list[bytes]:
         stem = f"{self._prefix}{{{key.text()}}}:{meta.write_id}:"
         return [f"{stem}{index}".encode() for index in range(meta.parts)]
+
+    def header_pattern(self) -> str:
+        """Glob of every header under the prefix."""
+        return re.sub(r"([*?\[\]\\])", r"\\\1", self._prefix) + "{*}:h"
+
+    def key_of(self, header: bytes) -> ObjectKey | None:
+        """The object whose header has this name."""
+        match = self._header.fullmatch(header)
+        if match is None:
+            return None
+        space_id, domain, chain_hash, group, rank = match[1].decode().split(":")
+        chunk = ChunkKey(bytes.fromhex(space_id), cast(pb.Domain, int(domain)), bytes.fromhex(chain_hash))
+        return ObjectKey(chunk, int(group), int(rank))
+
+
+def is_stored(meta: object_pb2.ObjectMeta) -> bool:
+    """Whether it names a write and its parts, as metas do that `find` returned."""
+    return bool(meta.write_id) and 1 <= meta.parts <= meta.payload_bytes
 
 
 def describes(key: ObjectKey, meta: object_pb2.ObjectMeta) -> bool:
@@ -63,6 +86,4 @@ def decode_header(key: ObjectKey, value: bytes) -> object_pb2.ObjectMeta | None:
         meta = object_pb2.ObjectMeta.FromString(data)
     except DecodeError:
         return None
-    if not describes(key, meta) or not meta.write_id or not 1 <= meta.parts <= meta.payload_bytes:
-        return None
-    return meta
+    return meta if describes(key, meta) and is_stored(meta) else None

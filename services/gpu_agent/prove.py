@@ -1,0 +1,68 @@
+"""Proofs of a registration: its layout by a pattern, its rotary embedding by K at two positions."""
+
+import numpy as np
+import xxhash
+
+from kvblend.v1 import agent_pb2 as pb
+from kvblend.v1 import common_pb2 as common
+from services.common.errors import KvblendError
+from services.gpu_agent.call import Call
+from services.gpu_agent.devices.base import Bytes, Device, Piece, Stopped
+from services.gpu_agent.instances import Instance
+from services.gpu_agent.rope import check_ropes, prove
+from services.gpu_agent.slots import SlotTable
+
+_CHECKSUM_BYTES = 8
+
+
+def prove_layout(
+    device: Device, instance: Instance, request: pb.ProveLayoutRequest, call: Call
+) -> pb.ProveLayoutResponse:
+    """Whether the canonical bytes read through the declared layout are what the engine wrote.
+
+    Raises:
+        KvblendError: for a request that cannot be meant.
+    """
+    groups = instance.layout.groups
+    if not request.tokens:
+        raise KvblendError("EMPTY_PROMPT", "tokens is 0; a pattern of at least one token is needed")
+    if len(request.expected_checksums) != len(groups) * _CHECKSUM_BYTES:
+        raise KvblendError("INVALID_ARGUMENT", f"expected_checksums must be {len(groups)} little-endian u64")
+    table = SlotTable(request.slots, instance.layout)
+    table.require(request.tokens)
+    slots = table.of(np.arange(request.tokens))
+    expected = np.frombuffer(request.expected_checksums, "<u8").tolist()
+    device.wait(request.event, call.left())
+    with instance.copying() as memory:
+        for group, shape in enumerate(groups):
+            block: Bytes = np.empty(shape.token_bytes * request.tokens, np.uint8)
+            try:
+                memory.gather(group, [Piece(block, request.tokens, 0, slots)], call.watch)
+            except Stopped as stopped:
+                raise KvblendError("DEADLINE_EXCEEDED", f"the proof was stopped: {stopped}") from stopped
+            if xxhash.xxh3_64_intdigest(block.data) != expected[group]:
+                return pb.ProveLayoutResponse(
+                    detail=f"layer group {group}: what lies in these slots is not what the engine wrote"
+                )
+    return pb.ProveLayoutResponse(proven=True)
+
+
+def prove_rope(instance: Instance, request: pb.RegisterRopeRequest) -> float:
+    """Marks the instance's rope as proven; the largest relative error of all proofs.
+
+    There is one proof for each layer group, in order; that of a group which cannot be moved is not looked at.
+
+    Raises:
+        KvblendError: ROPE_MISMATCH, INVALID_ARGUMENT.
+    """
+    check_ropes(request.ropes, instance.space)
+    if len(request.proofs) != len(instance.ropes):
+        raise KvblendError("INVALID_ARGUMENT", f"{len(request.proofs)} proofs for {len(instance.ropes)} layer groups")
+    dtype: common.Dtype = instance.layout.dtype
+    errors = [
+        prove(proof, rope, shape, dtype)
+        for proof, rope, shape in zip(request.proofs, instance.ropes, instance.layout.groups, strict=True)
+        if rope.relative
+    ]
+    instance.rope_proven = True
+    return max(errors, default=0.0)

@@ -1,0 +1,53 @@
+"""Puts the agent together from its settings: the one place that knows every part."""
+
+from contextlib import ExitStack
+
+from kvblend.v1 import agent_pb2, agent_pb2_grpc
+from services.common.lifecycle import Boot
+from services.common.server import GrpcServer
+from services.common.tenants import TenantPolicy
+from services.gpu_agent.devices.cpu import CpuDevice
+from services.gpu_agent.instances import Instances
+from services.gpu_agent.lookups import Lookups
+from services.gpu_agent.requests import Tickets
+from services.gpu_agent.retrieve import Retriever
+from services.gpu_agent.service import AgentService, Parts
+from services.gpu_agent.sessions import StoreLink
+from services.gpu_agent.settings import AgentSettings
+from services.gpu_agent.store_client import StoreClient
+from services.gpu_agent.storing import Storer
+from services.gpu_agent.totals import Totals
+
+
+def build_server(settings: AgentSettings, stack: ExitStack) -> GrpcServer:
+    """The agent, with everything but its server started; the stack stops it in reverse order."""
+    device = CpuDevice(settings.shm_dir, settings.copy_threads)
+    client = StoreClient(settings.store, settings.store_token)
+    link = StoreLink(client, settings.name, settings.arena_dir, settings.heartbeat_seconds)
+    stack.callback(link.close)
+    lookups = Lookups(link, settings.threads, settings.max_requests)
+    stack.callback(lookups.close)
+    instances = Instances(device, settings.max_mapped_bytes, lookups.end_all)
+    stack.callback(instances.close)
+    server = GrpcServer(settings, [agent_pb2.DESCRIPTOR.services_by_name["AgentService"].full_name])
+    totals = Totals()
+    service = AgentService(
+        Parts(
+            boot=Boot(settings.service),
+            policy=TenantPolicy(settings.tenants),
+            device=device,
+            link=link,
+            instances=instances,
+            lookups=lookups,
+            tickets=Tickets(),
+            retriever=Retriever(device, link, lookups, totals),
+            storer=Storer(device, link, totals),
+            totals=totals,
+            latencies=server.latencies,
+            margin_seconds=settings.answer_margin_ms / 1000,
+            engine_grace_seconds=settings.engine_grace_seconds,
+        )
+    )
+    agent_pb2_grpc.add_AgentServiceServicer_to_server(service, server.grpc)  # type: ignore[no-untyped-call]
+    link.start()
+    return server

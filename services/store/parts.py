@@ -1,0 +1,112 @@
+"""The components of a store, put together around what its arena holds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.store.admission import Admission
+from services.store.arena import Arena
+from services.store.catalog import Catalog
+from services.store.eviction import ChainedLru
+from services.store.keeping import Keeper
+from services.store.l2 import L2
+from services.store.lookup import Lookups
+from services.store.matchers import Client, Matchers
+from services.store.recovery import open_pool, restore
+from services.store.sessions import Sessions
+from services.store.settings import StoreSettings
+from services.store.spaces import ModelSpaces
+from services.store.state import Clock, Outbox, StoreState
+from services.store.tiers.base import Tier
+from services.store.writes import Writes
+
+
+@dataclass(frozen=True)
+class Parts:
+    name: str
+    arena: Arena
+    state: StoreState
+    spaces: ModelSpaces
+    sessions: Sessions
+    writes: Writes
+    admission: Admission
+    lookups: Lookups
+    matchers: Matchers
+    # None without a lower tier.
+    l2: L2 | None
+    keeper: Keeper
+
+
+def make_state(settings: StoreSettings, arena: Arena, clock: Clock, l2_id: str) -> tuple[StoreState, Writes, Sessions]:
+    """What the arena holds, as it was found."""
+    found = open_pool(arena)
+    catalog = Catalog()
+    capacity = found.pool.capacity_bytes
+    state = StoreState(
+        found.pool,
+        catalog,
+        ChainedLru(catalog.children),
+        clock,
+        lease_ttl=settings.lease_ttl_seconds,
+        session_cap=int(settings.lease_session_share * capacity),
+        tenant_cap=int(settings.lease_tenant_share * capacity),
+        l2_id=l2_id,
+    )
+    sessions = Sessions(arena.directory, settings.session_grace_seconds, clock.now)
+    writes = Writes(state, settings.reservation_ttl_seconds)
+    restore(found, arena, state, writes, sessions)
+    return state, writes, sessions
+
+
+def compose(
+    settings: StoreSettings,
+    arena: Arena,
+    state: StoreState,
+    writes: Writes,
+    sessions: Sessions,
+    outbox: Outbox,
+    clients: Sequence[Client],
+    tier: Tier | None,
+) -> Parts:
+    """The parts around a state; nothing is started yet."""
+    matchers = Matchers(clients)
+    l2 = None
+    if tier is not None:
+        l2 = L2(
+            tier,
+            state,
+            write=settings.l2_write,
+            queue_chunks=settings.l2_queue_chunks,
+            threads=settings.l2_threads,
+            timeout=settings.l2_timeout_seconds,
+        )
+    state.connect(outbox, l2.offer if l2 is not None else lambda _: None)
+    lookups = Lookups(
+        state,
+        matchers,
+        l2,
+        store=settings.name,
+        epoch=arena.epoch,
+        matcher_timeout=settings.matcher_timeout_seconds,
+    )
+    capacity = state.pool.capacity_bytes
+    return Parts(
+        name=settings.name,
+        arena=arena,
+        state=state,
+        spaces=ModelSpaces(arena.directory / "models", settings.chunk_tokens),
+        sessions=sessions,
+        writes=writes,
+        admission=Admission(settings.duplicate_window_seconds, capacity, state.clock.now),
+        lookups=lookups,
+        matchers=matchers,
+        l2=l2,
+        keeper=Keeper(
+            state,
+            writes,
+            sessions,
+            lookups.answers,
+            high_bytes=int(settings.evict_above * capacity),
+            low_bytes=int(settings.evict_to * capacity),
+            request_ttl=settings.request_ttl_seconds,
+        ),
+    )

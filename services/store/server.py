@@ -1,0 +1,57 @@
+"""Composes the store: the one place that knows all its parts."""
+
+from contextlib import ExitStack, closing
+
+from kvblend.v1 import store_pb2_grpc
+from services.common.lifecycle import Boot
+from services.common.server import GrpcServer
+from services.common.tenants import TenantPolicy
+from services.store.arena import Arena, refuse
+from services.store.matcher_client import MatcherClient
+from services.store.parts import compose, make_state
+from services.store.publisher import Publisher
+from services.store.service import StoreServicer
+from services.store.settings import StoreSettings
+from services.store.state import Clock
+from services.store.tiers.base import Tier
+from services.store.tiers.redis import RedisTier
+
+_SERVICE = "kvblend.v1.StoreService"
+
+
+def make_tier(settings: StoreSettings) -> Tier | None:
+    """Exits with one line for an address that cannot be; a server that is away is no error."""
+    if not settings.redis_url:
+        return None
+    try:
+        return RedisTier(
+            settings.redis_url,
+            key_prefix=settings.redis_key_prefix,
+            ttl_seconds=settings.redis_ttl_seconds,
+            operation_timeout=settings.l2_timeout_seconds,
+        )
+    except ValueError as error:
+        # Without a password that it may have.
+        refuse("redis_url", settings.redis_url.rpartition("@")[2], str(error))
+
+
+def build(settings: StoreSettings, stack: ExitStack) -> GrpcServer:
+    """Starts the parts in order, each entered into the stack, and returns the server."""
+    server = GrpcServer(settings, [_SERVICE])
+    slabs, slab_bytes = settings.slab_shape
+    arena = stack.enter_context(closing(Arena(settings.directory, slabs * slab_bytes, slab_bytes)))
+    tier = make_tier(settings)
+    state, writes, sessions = make_state(settings, arena, Clock(), tier.tier_id if tier else "")
+    clients = [stack.enter_context(closing(MatcherClient(target))) for target in settings.matchers]
+    publisher = Publisher(settings.name, arena.epoch, settings.matchers, state.snapshot)
+    parts = compose(settings, arena, state, writes, sessions, publisher, clients, tier)
+    publisher.start()
+    stack.callback(publisher.close)
+    if parts.l2 is not None:
+        parts.l2.start()
+        stack.callback(parts.l2.close)
+    parts.keeper.start()
+    stack.callback(parts.keeper.close)
+    servicer = StoreServicer(parts, Boot(settings.service), TenantPolicy(settings.tenant_tokens), server.latencies)
+    store_pb2_grpc.add_StoreServiceServicer_to_server(servicer, server.grpc)  # type: ignore[no-untyped-call]
+    return server

@@ -1,0 +1,167 @@
+"""Settings of the store, with units, defaults and reasons."""
+
+import re
+from pathlib import Path
+from typing import ClassVar, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator, model_validator
+
+from services.common.arena_format import PAGE
+from services.common.config import ServiceSettings
+from services.common.identity import is_chunk_size
+
+_MIB = 1 << 20
+_GIB = 1 << 30
+
+
+class StoreSettings(ServiceSettings):
+    """kvblend store: one place's KV bytes in shared memory, the way to L2, and telling matchers what is held."""
+
+    service: ClassVar[str] = "store"
+
+    listen: str = Field(
+        "127.0.0.1:50052",
+        description="Addresses to serve, comma-separated: host:port or unix:/path. Loopback by default: "
+        "its callers are agents of the same host.",
+    )
+    name: str = Field(
+        "local",
+        description="Stable name of this store, 1 to 63 of a-z, 0-9 and -: matchers know what it owns by it, and it "
+        "names the arena's directory.",
+    )
+    arena_dir: str = Field(
+        "",
+        description="Absolute directory of the arena, on a memory file system that agents map too; empty: "
+        "/dev/shm/kvblend-<name>.",
+    )
+    arena_bytes: int = Field(
+        4 * _GIB,
+        ge=_MIB,
+        description="Bytes of KV to hold (L1). Reserved in full at start; refused if there is no room.",
+    )
+    slab_bytes: int = Field(
+        _GIB,
+        ge=256 << 10,
+        description="Bytes of one file of the arena at most; the largest object must fit. 1 to 4 GiB: few files, and "
+        "each can be bound to a NUMA node.",
+    )
+    chunk_tokens: int = Field(
+        256, description="Tokens of a chunk for engines that name none: a power of two from 16 to 1024."
+    )
+    matcher: str = Field("", description="Matcher targets, comma-separated; empty: prefix reuse only.")
+    matcher_timeout_seconds: float = Field(
+        1.0, gt=0, le=60, description="Longest wait for a matcher in a lookup, whatever time the caller has left."
+    )
+    redis_url: str = Field(
+        "", description="redis://, rediss:// or unix:// address of L2 (Redis or Valkey); empty: no L2."
+    )
+    redis_key_prefix: str = Field(
+        "kvblend:", description="In front of every key of L2; stores share objects only under the same prefix."
+    )
+    redis_ttl_seconds: int = Field(
+        86_400, ge=1, description="Life of an object in L2: L2 must not fill up with what nobody asks for any more."
+    )
+    l2_write: Literal["all", "documents", "none"] = Field(
+        "all", description="What is written through to L2: all, documents only, or none (L2 is only read)."
+    )
+    l2_queue_chunks: int = Field(
+        1024, ge=1, le=1_000_000, description="Chunks that wait to be written to L2; more are dropped and counted."
+    )
+    l2_threads: int = Field(4, ge=1, le=64, description="Fetches from L2 at once: a few fill one connection's host.")
+    l2_timeout_seconds: float = Field(5.0, gt=0, le=300, description="Longest transfer of one object from or to L2.")
+    lease_ttl_seconds: float = Field(
+        60.0,
+        gt=0,
+        le=86_400,
+        description="How long a lookup's lease forbids eviction: longer than an engine's queue. Later what is still "
+        "there is still good.",
+    )
+    lease_session_share: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="Share of the arena that one agent's leases may protect; more is answered as QUOTA.",
+    )
+    lease_tenant_share: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="Share of the arena that one tenant's leases may protect; more is answered as QUOTA.",
+    )
+    request_ttl_seconds: float = Field(
+        600.0, gt=0, le=86_400, description="After this a request that was never ended is forgotten with its leases."
+    )
+    reservation_ttl_seconds: float = Field(
+        30.0,
+        ge=0,
+        le=3_600,
+        description="From reserve to commit. A later commit is refused; the room is kept until the copy has stopped.",
+    )
+    session_grace_seconds: float = Field(
+        2.0, ge=0, le=300, description="How long an agent whose session stream broke keeps its leases: a reconnect."
+    )
+    duplicate_window_seconds: float = Field(
+        600.0,
+        ge=0,
+        le=86_400,
+        description="A blended prompt's chunk of known text is kept if offered twice within this.",
+    )
+    evict_above: float = Field(
+        0.95,
+        gt=0,
+        le=1,
+        description="Share of the arena in use above which eviction runs by itself: room without waiting.",
+    )
+    evict_to: float = Field(0.9, gt=0, le=1, description="Share of the arena in use at which it stops.")
+    tenant_tokens: dict[str, list[str]] = Field(
+        {}, description="Bearer token -> tenants it may act for (* for any); empty: every local caller for any."
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _plain_name(cls, value: str) -> str:
+        if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,62}", value):
+            raise ValueError("must be 1 to 63 of a-z, 0-9 and -, not starting with -")
+        return value
+
+    @field_validator("arena_dir")
+    @classmethod
+    def _absolute(cls, value: str) -> str:
+        if value and not Path(value).is_absolute():
+            raise ValueError("must be an absolute path, or empty")
+        return value
+
+    @field_validator("chunk_tokens")
+    @classmethod
+    def _chunk_size(cls, value: int) -> int:
+        if not is_chunk_size(value):
+            raise ValueError("must be a power of two from 16 to 1024")
+        return value
+
+    @field_validator("redis_url")
+    @classmethod
+    def _known_scheme(cls, value: str) -> str:
+        if value and urlsplit(value).scheme not in ("redis", "rediss", "unix"):
+            raise ValueError("must start with redis://, rediss:// or unix://, or be empty")
+        return value
+
+    @model_validator(mode="after")
+    def _falling_watermark(self) -> "StoreSettings":
+        if self.evict_to > self.evict_above:
+            raise ValueError(f"evict_to must not be above evict_above = {self.evict_above}")
+        return self
+
+    @property
+    def directory(self) -> Path:
+        return Path(self.arena_dir or f"/dev/shm/kvblend-{self.name}")
+
+    @property
+    def slab_shape(self) -> tuple[int, int]:
+        """(slabs, bytes of each): as few as slab_bytes allows, all of one size."""
+        slabs = -(-self.arena_bytes // self.slab_bytes)
+        return slabs, self.arena_bytes // slabs // PAGE * PAGE
+
+    @property
+    def matchers(self) -> list[str]:
+        return [target for target in self.matcher.split(",") if target]

@@ -1,0 +1,176 @@
+"""A running agent, an engine's memory, and calls to the agent over a socket."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import grpc
+import numpy as np
+import torch
+from engine_memory import EngineMemory, make_rope, model_space, rotate_slowly
+from fake_store import FakeStore
+
+from kvblend.layouts import KvShape
+from kvblend.v1 import agent_pb2 as pb
+from kvblend.v1 import agent_pb2_grpc
+from kvblend.v1 import common_pb2 as common
+from kvblend.v1 import store_pb2 as store
+from services.common.errors import REASON_KEY
+from services.gpu_agent.server import build_server
+from services.gpu_agent.settings import AgentSettings
+
+CHUNK = 16
+SHAPE = KvShape(layers=2, heads=2, head_size=8, blocks=24, block_tokens=4, dtype=common.DTYPE_FLOAT32)
+ROPE = make_rope(common.ROPE_STYLE_NEOX, SHAPE.head_size)
+INSTANCE = "engine-1"
+
+
+class CallFailed(Exception):
+    """A call's reason, as the error table names it."""
+
+
+class Rig:
+    def __init__(self, target: str, fake: FakeStore) -> None:
+        self.fake = fake
+        self.channel = grpc.insecure_channel(target)
+        self.stub: Any = agent_pb2_grpc.AgentServiceStub(self.channel)
+        self.engine = EngineMemory("paged_nhd", SHAPE)
+        self.space = model_space(SHAPE, ROPE, CHUNK)
+        self.metadata: tuple[tuple[str, str], ...] = ()
+
+    def call(self, method: str, request: Any, timeout: float = 10.0) -> Any:
+        try:
+            return getattr(self.stub, method)(request, timeout=timeout, metadata=self.metadata)
+        except grpc.RpcError as error:
+            reasons = [value for key, value in error.trailing_metadata() or () if key == REASON_KEY]
+            raise CallFailed(f"{(reasons or [error.code().name])[0]}: {error.details()}") from error
+
+    def registration(self, **changes: Any) -> pb.RegisterKvCacheRequest:
+        fields = {
+            "instance_id": INSTANCE,
+            "model_space": self.space,
+            "handles": self.engine.handles,
+            "layout": self.engine.layout,
+        }
+        return pb.RegisterKvCacheRequest(**(fields | changes))
+
+    def register(self, **changes: Any) -> pb.RegisterKvCacheResponse:
+        return self.call("RegisterKvCache", self.registration(**changes))
+
+    def prove_rope(self) -> None:
+        key = torch.randn(SHAPE.heads, SHAPE.head_size)
+        moved = rotate_slowly(key, ROPE, 1000)
+        proof = pb.RopeProof(
+            position_b=1000,
+            key_a=key.numpy().astype("<f4").tobytes(),
+            key_b=moved.numpy().astype("<f4").tobytes(),
+        )
+        self.call("RegisterRope", pb.RegisterRopeRequest(instance_id=INSTANCE, ropes=[ROPE], proofs=[proof]))
+
+    def store(self, tokens: list[int], slots: pb.SlotMap, **changes: Any) -> pb.StoreKvResponse:
+        fields = {
+            "instance_id": INSTANCE,
+            "request": common.RequestKey(request_id="store"),
+            "kind": store.STORE_KIND_PROMPT,
+            "tokens": encode(tokens),
+            "slots": slots,
+        }
+        return self.call("StoreKv", pb.StoreKvRequest(**(fields | changes)))
+
+    def lookup(self, tokens: list[int], request_id: str = "r", timeout: float = 5.0, **changes: Any) -> pb.LookupAnswer:
+        attempt = changes.pop("attempt", 0)
+        fields = {
+            "instance_id": INSTANCE,
+            "request": common.RequestKey(request_id=request_id, attempt=attempt),
+            "tokens": encode(tokens),
+            "want_segments": True,
+        }
+        return self.call("Lookup", pb.AgentServiceLookupRequest(**(fields | changes)), timeout).answer
+
+    def retrieve(self, slots: pb.SlotMap, request_id: str = "r", timeout: float = 5.0, **changes: Any) -> Any:
+        attempt = changes.pop("attempt", 0)
+        fields = {
+            "instance_id": INSTANCE,
+            "request": common.RequestKey(request_id=request_id, attempt=attempt),
+            "slots": slots,
+        }
+        return self.call("Retrieve", pb.RetrieveRequest(**(fields | changes)), timeout)
+
+    def end(self, request_id: str = "r") -> None:
+        self.call("EndSession", pb.EndSessionRequest(instance_id=INSTANCE, request_id=request_id))
+
+    def ping(self) -> pb.PingAgentResponse:
+        return self.call("PingAgent", pb.PingAgentRequest(instance_id=INSTANCE))
+
+    def wait_for(self, condition: Callable[[], bool], seconds: float = 10.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "it did not happen"
+            time.sleep(0.02)
+
+    def wait_ready(self) -> None:
+        self.wait_for(lambda: self.ping().liveness.dependencies[0].ready)
+
+    def close(self) -> None:
+        self.channel.close()
+        self.engine.close()
+
+
+def encode(values: list[int]) -> bytes:
+    return np.array(values, "<u4").tobytes()
+
+
+def blocks(*ids: int, first_slot: int = 0) -> pb.SlotMap:
+    return pb.SlotMap(block_ids=encode(list(ids)), first_slot=first_slot)
+
+
+def slots_of(table: pb.SlotMap, positions: range) -> list[int]:
+    """Slots by the definition in the contract, for SHAPE's blocks."""
+    ids = np.frombuffer(table.block_ids, "<u4").tolist()
+    places = [table.first_slot + position for position in positions]
+    return [ids[place // SHAPE.block_tokens] * SHAPE.block_tokens + place % SHAPE.block_tokens for place in places]
+
+
+def ranges(items: Any) -> list[tuple[int, int]]:
+    return [(item.first, item.first + item.length) for item in items]
+
+
+def failures(response: pb.RetrieveResponse) -> list[tuple[int, int, str]]:
+    return [
+        (item.range.first, item.range.first + item.range.length, common.Reason.Name(item.reason)[len("REASON_") :])
+        for item in response.failed
+    ]
+
+
+def outcomes(response: pb.StoreKvResponse) -> list[tuple[str, str]]:
+    return [
+        (
+            store.ChunkOutcome.Name(chunk.outcome).removeprefix("CHUNK_OUTCOME_"),
+            common.Reason.Name(chunk.reason).removeprefix("REASON_"),
+        )
+        for chunk in response.chunks
+    ]
+
+
+@contextmanager
+def running_agent(fake: FakeStore, *, register: bool = True, **settings: Any) -> Iterator[Rig]:
+    listen = f"unix:{fake.directory}/agent.sock"
+    defaults: dict[str, Any] = {
+        "listen": listen,
+        "store": fake.target,
+        "heartbeat_seconds": 0.1,
+        "engine_grace_seconds": 0.1,
+        "copy_threads": 1,
+    }
+    with ExitStack() as stack:
+        server = build_server(AgentSettings(**(defaults | settings)), stack)
+        server.start()
+        stack.callback(server.stop, 1.0)
+        rig = Rig(listen, fake)
+        stack.callback(rig.close)
+        if register:
+            rig.wait_ready()
+            rig.register()
+            rig.prove_rope()
+        yield rig

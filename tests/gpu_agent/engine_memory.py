@@ -1,0 +1,145 @@
+"""An engine's KV memory for tests, read and written by plain indexing that knows nothing of strides."""
+
+from math import prod
+
+import torch
+
+from kvblend.layouts import KvShape, buffer_shapes, build_layout
+from kvblend.memory import SharedBuffer
+from kvblend.v1 import agent_pb2 as pb
+from kvblend.v1 import common_pb2 as common
+
+DTYPES = {
+    common.DTYPE_FLOAT32: torch.float32,
+    common.DTYPE_FLOAT16: torch.float16,
+    common.DTYPE_BFLOAT16: torch.bfloat16,
+}
+BITS = {4: torch.int32, 2: torch.int16}
+
+
+class EngineMemory:
+    """Buffers of one named arrangement, filled with arbitrary bits."""
+
+    def __init__(self, arrangement: str, shape: KvShape, seed: int = 0) -> None:
+        self.arrangement = arrangement
+        self.shape = shape
+        self.dtype = DTYPES[shape.dtype]
+        self.shapes = buffer_shapes(arrangement, shape)
+        self.buffers = [SharedBuffer(prod(dims) * self.dtype.itemsize) for dims in self.shapes]
+        generator = torch.Generator().manual_seed(seed)
+        for tensor in self._tensors():
+            tensor.copy_(torch.randn(tensor.shape, generator=generator).to(self.dtype))
+
+    def _tensors(self) -> list[torch.Tensor]:
+        return [
+            torch.frombuffer(buffer.array, dtype=self.dtype).view(dims)
+            for buffer, dims in zip(self.buffers, self.shapes, strict=True)
+        ]
+
+    @property
+    def handles(self) -> list[pb.DeviceHandle]:
+        return [buffer.handle() for buffer in self.buffers]
+
+    @property
+    def layout(self) -> pb.KvLayout:
+        return build_layout(self.arrangement, self.shape)
+
+    def token(self, layer: int, kind: int, slot: int) -> torch.Tensor:
+        """K (kind 0) or V (1) of one slot, a view [heads, size]."""
+        block, place = divmod(slot, self.shape.block_tokens)
+        tensors = self._tensors()
+        match self.arrangement:
+            case "contiguous":
+                return tensors[0][layer, kind, 0, slot]
+            case "paged_nhd":
+                return tensors[2 * layer + kind][block, place]
+            case "paged_nhd_kv_outer":
+                return tensors[layer][kind, block, place]
+            case "paged_nhd_kv_inner":
+                return tensors[layer][block, kind, place]
+            case "paged_hnd":
+                return tensors[2 * layer + kind][block, :, place]
+            case "paged_hnd_kv_inner":
+                return tensors[layer][block, kind, :, place]
+            case "interleaved":
+                return tensors[layer][block, place, :, kind]
+            case "vllm_cpu":
+                size, tokens = self.shape.head_size, self.shape.block_tokens
+                halves = tensors[layer].view(self.shape.blocks, self.shape.heads, 2, size * tokens)[block, :, kind]
+                if kind == 0:
+                    return halves.view(self.shape.heads, size, tokens)[:, :, place]
+                return halves.view(self.shape.heads, tokens, size)[:, place]
+        raise AssertionError(self.arrangement)
+
+    def read(self, slots: list[int]) -> torch.Tensor:
+        """[layers, 2, tokens, heads, size], a copy."""
+        return torch.stack(
+            [
+                torch.stack([torch.stack([self.token(layer, kind, slot) for slot in slots]) for kind in (0, 1)])
+                for layer in range(self.shape.layers)
+            ]
+        )
+
+    def write(self, slots: list[int], values: torch.Tensor) -> None:
+        for layer in range(self.shape.layers):
+            for kind in (0, 1):
+                for index, slot in enumerate(slots):
+                    self.token(layer, kind, slot).copy_(values[layer, kind, index])
+
+    def snapshot(self) -> list[bytes]:
+        return [bytes(buffer.array) for buffer in self.buffers]
+
+    def close(self) -> None:
+        for buffer in self.buffers:
+            buffer.close()
+
+
+def same_bits(one: torch.Tensor, two: torch.Tensor) -> bool:
+    kind = BITS[one.dtype.itemsize]
+    return torch.equal(one.contiguous().view(kind), two.contiguous().view(kind))
+
+
+def model_space(shape: KvShape, rope: common.Rope, chunk_tokens: int = 16) -> common.ModelSpace:
+    group = common.LayerGroup(
+        attention=common.ATTENTION_KIND_FULL,
+        layers=shape.layers,
+        kv_heads=shape.heads,
+        head_size=shape.head_size,
+        rope=rope,
+    )
+    return common.ModelSpace(
+        weights_fingerprint=b"w" * 32, kv_dtype=shape.dtype, groups=[group], chunk_tokens=chunk_tokens
+    )
+
+
+def make_rope(
+    style: common.RopeStyle, head_size: int, *, rotary_size: int = 0, offset: int = 0, theta: float = 1e4
+) -> common.Rope:
+    if style not in (common.ROPE_STYLE_NEOX, common.ROPE_STYLE_GPTJ):
+        return common.Rope(style=style)
+    size = rotary_size or head_size
+    inv_freq = 1.0 / theta ** (torch.arange(0, size, 2, dtype=torch.float64) / size)
+    return common.Rope(
+        style=style, rotary_size=rotary_size, rotary_offset=offset, inv_freq=inv_freq.numpy().astype("<f8").tobytes()
+    )
+
+
+def rotate_slowly(keys: torch.Tensor, rope: common.Rope, delta: int) -> torch.Tensor:
+    """K [..., size] moved by `delta` positions, in f64, one pair after the other."""
+    out = keys.to(torch.float64).clone()
+    inv_freq = torch.frombuffer(bytearray(rope.inv_freq), dtype=torch.float64).tolist() if rope.inv_freq else []
+    for pair, frequency in enumerate(inv_freq):
+        if rope.style == common.ROPE_STYLE_GPTJ:
+            one, two = rope.rotary_offset + 2 * pair, rope.rotary_offset + 2 * pair + 1
+        else:
+            one, two = rope.rotary_offset + pair, rope.rotary_offset + pair + len(inv_freq)
+        angle = torch.tensor(delta * frequency, dtype=torch.float64)
+        x, y = keys[..., one].to(torch.float64), keys[..., two].to(torch.float64)
+        out[..., one] = x * angle.cos() - y * angle.sin()
+        out[..., two] = x * angle.sin() + y * angle.cos()
+    return out
+
+
+def rotated_elements(rope: common.Rope) -> slice:
+    size = 2 * len(rope.inv_freq) // 8
+    return slice(rope.rotary_offset, rope.rotary_offset + size)

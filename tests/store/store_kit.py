@@ -1,0 +1,331 @@
+"""What store tests share: a small model, texts, a store put together in this process, and known bytes for every key."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from kvblend.v1 import common_pb2 as pb
+from kvblend.v1 import matcher_pb2, store_pb2
+from services.common.errors import KvblendError
+from services.common.logs import configure_logs
+from services.common.tokens import encode_u32
+from services.store.admission import cut, wishes_of
+from services.store.arena import Arena
+from services.store.leases import HolderKey
+from services.store.matchers import Client
+from services.store.parts import Parts, compose, make_state
+from services.store.query import make_query
+from services.store.settings import StoreSettings
+from services.store.spaces import ResolvedSpace
+from services.store.state import Clock
+from services.store.tiers.base import Tier
+from services.store.writes import Promise
+
+CHUNK = 16
+SESSION = bytes(range(16))
+OTHER_SESSION = bytes(range(16, 32))
+
+configure_logs("store", "error", json=False)
+
+
+def model_space(
+    *, parallel: int = 1, groups: int = 1, epoch: int = 0, style: int = pb.ROPE_STYLE_NEOX
+) -> pb.ModelSpace:
+    """A model whose object of 16 tokens has 1 KiB of KV."""
+    rope = pb.Rope(style=style, rotary_size=8, inv_freq=np.linspace(1, 0.1, 4).tobytes())
+    group = pb.LayerGroup(attention=pb.ATTENTION_KIND_FULL, layers=1, kv_heads=parallel, head_size=8, rope=rope)
+    return pb.ModelSpace(
+        weights_fingerprint=hashlib.sha256(b"weights").digest(),
+        kv_dtype=pb.DTYPE_FLOAT32,
+        groups=[group] * groups,
+        tensor_parallel=parallel,
+        chunk_tokens=CHUNK,
+        weights_epoch=epoch,
+        display_name="tiny",
+    )
+
+
+def text(seed: int, tokens: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 50_000, tokens).tolist()
+
+
+def known_bytes(space_id: bytes, domain: int, chain_hash: bytes, group: int, rank: int, size: int) -> bytes:
+    """The bytes that stand for the KV of one object: different for every key."""
+    name = space_id + bytes([domain, group, rank]) + chain_hash
+    return hashlib.shake_256(name).digest(size)
+
+
+def checksum(data: bytes) -> int:
+    return int(xxhash.xxh3_64_intdigest(data))
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.time = 1_000_000.0
+
+    def clock(self) -> Clock:
+        return Clock(lambda: self.time, lambda: self.time)
+
+
+class Outbox:
+    """Remembers what the matchers would be told."""
+
+    def __init__(self) -> None:
+        self.events: list[matcher_pb2.ChunkAdded | matcher_pb2.ChunkRemoved] = []
+
+    def added(self, event: matcher_pb2.ChunkAdded) -> int:
+        self.events.append(event)
+        return len(self.events)
+
+    def removed(self, event: matcher_pb2.ChunkRemoved) -> int:
+        self.events.append(event)
+        return len(self.events)
+
+    def position(self) -> pb.StreamPosition:
+        return pb.StreamPosition(store="test", epoch=1, sequence=len(self.events))
+
+    def wait_applied(self, sequence: int, timeout: float) -> bool:
+        return sequence <= len(self.events) and timeout >= 0
+
+    def depth(self) -> int:
+        return 0
+
+    def held(self) -> set[tuple[int, bytes, int]]:
+        """(owner kind, chain hash, domain) after all events."""
+        now: set[tuple[int, bytes, int]] = set()
+        for event in self.events:
+            name = (event.owner.kind, event.chain_hash, event.domain)
+            if isinstance(event, matcher_pb2.ChunkAdded):
+                now.add(name)
+            else:
+                now.discard(name)
+        return now
+
+
+@dataclass
+class FakeMatcher:
+    """Answers what it was told to; raises if it was told to."""
+
+    segments: list[pb.Segment] = field(default_factory=list)
+    error: KvblendError | None = None
+    requests: list[matcher_pb2.MatchRequest] = field(default_factory=list)
+
+    def match(self, request: matcher_pb2.MatchRequest, timeout: float) -> matcher_pb2.MatchResponse:
+        del timeout
+        self.requests.append(request)
+        if self.error:
+            raise self.error
+        return matcher_pb2.MatchResponse(segments=self.segments)
+
+    def score(self, request: matcher_pb2.ScoreRequest, timeout: float) -> matcher_pb2.ScoreResponse:
+        del request, timeout
+        if self.error:
+            raise self.error
+        return matcher_pb2.ScoreResponse()
+
+    def ready(self) -> tuple[bool, str]:
+        return True, ""
+
+
+@dataclass
+class Granted:
+    """A reservation of the test, to be written and committed."""
+
+    space: ResolvedSpace
+    number: int
+    rank: int
+    chunks: list[store_pb2.ChunkGrant]
+    session: bytes
+
+    def outcomes(self) -> list[int]:
+        return [chunk.outcome for chunk in self.chunks]
+
+    def reasons(self) -> list[int]:
+        return [chunk.reason for chunk in self.chunks]
+
+    def places(self) -> list[tuple[store_pb2.ChunkGrant, store_pb2.ObjectPlace]]:
+        return [(chunk, place) for chunk in self.chunks for place in chunk.places]
+
+    def bytes_of(self, chunk: store_pb2.ChunkGrant, place: store_pb2.ObjectPlace) -> bytes:
+        return known_bytes(
+            self.space.space_id, chunk.domain, chunk.chain_hash, place.group, self.rank, place.payload_bytes
+        )
+
+
+class LocalStore:
+    """A store's parts in this process, with a clock that the test moves."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        pages: int = 64,
+        slabs: int = 2,
+        matcher: Client | None = None,
+        tier: Tier | None = None,
+        **settings: object,
+    ) -> None:
+        """An arena of `pages` blocks of 4 KiB."""
+        self.settings = StoreSettings(chunk_tokens=CHUNK, name="test", **settings)  # type: ignore[arg-type]
+        self.time = FakeClock()
+        self.outbox = Outbox()
+        self.arena = Arena(directory, pages * 4096, pages * 4096 // slabs)
+        state, writes, sessions = make_state(self.settings, self.arena, self.time.clock(), tier.tier_id if tier else "")
+        clients = [matcher] if matcher else []
+        self.parts: Parts = compose(self.settings, self.arena, state, writes, sessions, self.outbox, clients, tier)
+        self.state, self.writes, self.lookups = state, writes, self.parts.lookups
+        if self.parts.l2:
+            self.parts.l2.start()
+
+    def close(self) -> None:
+        if self.parts.l2:
+            self.parts.l2.close()
+        self.arena.close()
+
+    def space(self, model: pb.ModelSpace | None = None, tenant: str = "default", salt: bytes = b"") -> ResolvedSpace:
+        identity, _ = self.parts.spaces.register(model or model_space())
+        return self.parts.spaces.resolve(pb.Space(model_space_id=identity, cache_salt=salt), tenant)
+
+    def reserve(
+        self,
+        space: ResolvedSpace,
+        tokens: Sequence[int],
+        *,
+        document: str = "",
+        context: Sequence[int] = (),
+        kind: int = store_pb2.STORE_KIND_PROMPT,
+        exact: int | None = None,
+        session: bytes = SESSION,
+        rank: int = 0,
+        pinned: bool = False,
+        ttl: int = 0,
+        first_position: int | None = None,
+        allow_blended: bool = True,
+        segment_tokens: Sequence[int] = (),
+    ) -> Granted:
+        if document:
+            kind = store_pb2.STORE_KIND_DOCUMENT
+        request = store_pb2.ReserveRequest(
+            kind=kind,
+            tokens=encode_u32(tokens),
+            context=pb.Context(tokens=encode_u32(context)),
+            document=store_pb2.DocumentOptions(document=document, pinned=pinned, ttl_seconds=ttl),
+            first_position=len(context) if first_position is None else first_position,
+            exact_tokens=len(tokens) if exact is None else exact,
+            allow_blended=allow_blended,
+            segment_tokens=encode_u32(segment_tokens),
+        )
+        state = self.state
+        wishes = wishes_of(
+            request,
+            space,
+            cut(request, space),
+            lambda chunk, share: self.parts.admission.admits(
+                chunk.chain_hash, rank, share, chunk.tokens, state.blended_bytes
+            ),
+        )
+        promise = Promise(document, pinned, state.clock.wall() + ttl if ttl else 0.0)
+        number, grants = self.writes.reserve(session, space, pb.Rank(tensor=rank), wishes, promise)
+        return Granted(space, number, rank, grants, session)
+
+    def write(self, granted: Granted) -> None:
+        """The agent's copy, whenever it happens."""
+        for chunk, place in granted.places():
+            self.arena.view(place.slab, place.offset, place.payload_bytes)[:] = granted.bytes_of(chunk, place)
+
+    def commit(self, granted: Granted) -> list[int]:
+        written = [
+            ((place.header, place.generation), checksum(granted.bytes_of(chunk, place)))
+            for chunk, place in granted.places()
+        ]
+        return list(self.writes.commit(granted.session, granted.number, written)[0])
+
+    def put(self, space: ResolvedSpace, tokens: Sequence[int], **options: object) -> Granted:
+        """Reserve, write, commit: for every rank."""
+        granted = None
+        for rank in range(space.shape.ranks):
+            granted = self.reserve(space, tokens, rank=rank, **options)  # type: ignore[arg-type]
+            self.write(granted)
+            if granted.number:
+                assert not any(self.commit(granted))
+        assert granted is not None
+        return granted
+
+    def lookup(
+        self,
+        space: ResolvedSpace,
+        tokens: Sequence[int],
+        *,
+        request: str = "r",
+        attempt: int = 1,
+        rank: int = 0,
+        session: bytes = SESSION,
+        want_segments: bool = False,
+        accept_blended: bool = False,
+        classes: Sequence[int] = (),
+        remaining: float = 5.0,
+        prefill: int = 0,
+    ) -> "Found":
+        message = store_pb2.LookupRequest(
+            tokens=encode_u32(tokens),
+            want_segments=want_segments,
+            accept_blended=accept_blended,
+            context_classes=classes,
+            prefill_tokens_per_second=prefill,
+        )
+        holder = HolderKey(session, request, attempt, rank)
+        responses = list(self.lookups.run(make_query(message, space), holder, [], remaining))
+        found = Found(space, holder, [item for part in responses for item in part.objects], responses[-1].summary)
+        assert found.total() == len(tokens), "prefix, segments and shortfalls must add up"
+        for item in found.objects:
+            self.check_bytes(found, item)
+        return found
+
+    def check_bytes(self, found: "Found", item: store_pb2.LeasedObject) -> None:
+        assert self.read(item.place) == found.bytes_of(item), "an object has another's bytes"
+
+    def read(self, place: store_pb2.ObjectPlace) -> bytes:
+        return bytes(self.arena.view(place.slab, place.offset, place.payload_bytes))
+
+    def begin(self, found: "Found", item: store_pb2.LeasedObject) -> int:
+        with self.state.lock:
+            return self.state.begin_copy(found.holder, (item.place.header, item.place.generation))
+
+    def end(self, found: "Found", item: store_pb2.LeasedObject) -> None:
+        with self.state.lock:
+            self.state.leases.end(found.holder, (item.place.header, item.place.generation))
+
+
+@dataclass
+class Found:
+    space: ResolvedSpace
+    holder: HolderKey
+    objects: list[store_pb2.LeasedObject]
+    summary: store_pb2.LookupSummary
+
+    @property
+    def prefix(self) -> int:
+        return self.summary.prefix_tokens
+
+    @property
+    def segment_tokens(self) -> int:
+        return sum(segment.length for segment in self.summary.segments)
+
+    def total(self) -> int:
+        return self.prefix + self.segment_tokens + sum(item.tokens for item in self.summary.shortfalls)
+
+    def reasons(self) -> dict[int, int]:
+        counts: dict[int, int] = {}
+        for item in self.summary.shortfalls:
+            counts[item.reason] = counts.get(item.reason, 0) + item.tokens
+        return counts
+
+    def bytes_of(self, item: store_pb2.LeasedObject) -> bytes:
+        place = item.place
+        return known_bytes(
+            self.space.space_id, item.domain, item.chain_hash, place.group, self.holder.rank, place.payload_bytes
+        )
