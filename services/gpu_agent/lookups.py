@@ -277,7 +277,7 @@ class Lookups:
 
 
 def object_refs(refs: Iterable[Ref]) -> list[store.ObjectRef]:
-    return [store.ObjectRef(header=header, generation=generation) for header, generation in refs]
+    return [store.ObjectRef(header=header, generation=generation) for header, generation in sorted(refs)]
 
 
 def _store_request(job: LookupJob, session: StoreSession, request: pb.AgentServiceLookupRequest) -> store.LookupRequest:

@@ -4,6 +4,8 @@ A window's fingerprint is a pair of polynomial hashes modulo the prime 2^31 - 1 
 process. It is only a filter: `find_windows` compares the tokens of every candidate.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 from numba import njit
@@ -55,6 +57,53 @@ def _same_tokens(query: U32, at: int, pool: U32, offset: int, count: int) -> boo
     return True
 
 
+class Buckets(NamedTuple):
+    """One window class: a bit filter and the bucket heads, both powers of two long."""
+
+    bits: U64
+    heads: I32
+
+
+class Stored(NamedTuple):
+    """All entries of a table, by id; tokens lie in `pool` from `offsets` on."""
+
+    following: I32
+    fingerprints: U64
+    pool: U32
+    offsets: I64
+    lengths: I32
+
+
+class Output(NamedTuple):
+    """Verified pairs, [capacity] each. counts: [pairs, candidates, verified]."""
+
+    entries: I32
+    positions: I32
+    counts: I64
+
+
+@njit(nogil=True, cache=True)
+def _collect(query: U32, position: int, value: np.uint64, entry: int, stored: Stored, out: Output) -> bool:
+    """Walks one bucket; False if the output is full: then it holds no pair of this position."""
+    before = out.counts[0]
+    while entry >= 0:
+        if stored.fingerprints[entry] == value:
+            out.counts[1] += 1
+            count = stored.lengths[entry]
+            fits = position + count <= len(query)
+            if fits and _same_tokens(query, position, stored.pool, stored.offsets[entry], count):
+                if out.counts[0] == len(out.entries):
+                    out.counts[2] -= out.counts[0] - before
+                    out.counts[0] = before
+                    return False
+                out.entries[out.counts[0]] = entry
+                out.positions[out.counts[0]] = position
+                out.counts[0] += 1
+                out.counts[2] += 1
+        entry = stored.following[entry]
+    return True
+
+
 @njit(nogil=True, cache=True)
 def find_windows(
     query: U32,
@@ -63,23 +112,14 @@ def find_windows(
     window: int,
     bases: U64,
     keep: np.uint64,
-    bits: U64,
-    heads: I32,
-    following: I32,
-    fingerprints: U64,
-    pool: U32,
-    offsets: I64,
-    lengths: I32,
-    out_entries: I32,
-    out_positions: I32,
-    counts: I64,
+    buckets: Buckets,
+    stored: Stored,
+    out: Output,
 ) -> int:
-    """Entries of one window class at query positions [first, last).
+    """Entries of one window class at query positions [first, last), appended to `out`.
 
-    Writes verified pairs to out_entries and out_positions, both [capacity], behind counts[0]; counts is
-    [pairs, candidates, verified]. `bits` is a bit filter and `heads` the bucket heads, both powers of two long.
-    Returns the position reached: less than `last` if the output is full, or after the first position
-    whose window no longer fits, `last`.
+    Returns the position reached: less than `last` only if the output is full; go on from there with a
+    larger one.
     """
     size = len(query)
     if first + window > size or first >= last:
@@ -92,31 +132,16 @@ def find_windows(
     for index in range(first, first + window):
         hash0 = _step(hash0, bases[0], np.uint64(query[index]))
         hash1 = _step(hash1, bases[1], np.uint64(query[index]))
-    bit_mask = np.uint64(len(bits) * 64 - 1)
-    head_mask = np.uint64(len(heads) - 1)
-    capacity = len(out_entries)
+    bit_mask = np.uint64(len(buckets.bits) * 64 - 1)
+    head_mask = np.uint64(len(buckets.heads) - 1)
     position = first
     while True:
         value = ((hash0 << np.uint64(31)) | hash1) & keep
         bit = slot_of(value, bit_mask)
-        if bits[bit >> np.uint64(6)] >> (bit & np.uint64(63)) & np.uint64(1):
-            before = counts[0]
-            entry = heads[slot_of(value, head_mask)]
-            while entry >= 0:
-                if fingerprints[entry] == value:
-                    counts[1] += 1
-                    count = lengths[entry]
-                    if position + count <= size and _same_tokens(query, position, pool, offsets[entry], count):
-                        if counts[0] == capacity:
-                            # Start again here: all pairs of a position, or none.
-                            counts[2] -= counts[0] - before
-                            counts[0] = before
-                            return position
-                        out_entries[counts[0]] = entry
-                        out_positions[counts[0]] = position
-                        counts[0] += 1
-                        counts[2] += 1
-                entry = following[entry]
+        if buckets.bits[bit >> np.uint64(6)] >> (bit & np.uint64(63)) & np.uint64(1):
+            head = buckets.heads[slot_of(value, head_mask)]
+            if not _collect(query, position, value, head, stored, out):
+                return position
         position += 1
         if position >= last or position + window > size:
             return last

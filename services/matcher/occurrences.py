@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.common.tokens import TokenArray
-from services.matcher.kernels import I32, find_windows
+from services.matcher.kernels import Buckets, Output, Stored, find_windows
 from services.matcher.table import Entry, Table
 
 _FIRST_CAPACITY = 4096
@@ -40,54 +40,41 @@ class Found:
 
 def find_occurrences(table: Table, query: TokenArray, first: int, is_late: Callable[[], bool]) -> Found:
     """Every occurrence of an indexed chunk that begins at or behind `first`, until `is_late`."""
-    entries = np.empty(_FIRST_CAPACITY, dtype=np.int32)
-    positions = np.empty(_FIRST_CAPACITY, dtype=np.int32)
-    counts = np.zeros(3, dtype=np.int64)
+    out = _output(_FIRST_CAPACITY)
+    stored = Stored(table.following, table.fingerprints, table.pool, table.offsets, table.lengths)
     scanned = first
     end = len(query)
-    while scanned < end and not is_late() and counts[0] < MOST_OCCURRENCES:
+    while scanned < end and not is_late() and out.counts[0] < MOST_OCCURRENCES:
         stretch = min(end, scanned + _STRETCH)
-        for window in table.windows:
+        for window, index in table.windows.items():
             position = scanned
             while position < stretch:
-                position = _scan(table, query, position, stretch, window, entries, positions, counts)
+                position = find_windows(
+                    query,
+                    position,
+                    stretch,
+                    window,
+                    table.hashing.bases,
+                    table.hashing.keep,
+                    Buckets(index.bits, index.heads),
+                    stored,
+                    out,
+                )
                 if position < stretch:
-                    entries = np.concatenate([entries, np.empty_like(entries)])
-                    positions = np.concatenate([positions, np.empty_like(positions)])
+                    out = _doubled(out)
         scanned = stretch
-    pairs = zip(entries[: counts[0]].tolist(), positions[: counts[0]].tolist(), strict=True)
-    occurrences = [Occurrence(table.by_id[entry], position) for entry, position in pairs]
-    return Found(occurrences, scanned, int(counts[1]), int(counts[2]))
+    pairs, candidates, verified = out.counts.tolist()
+    found = zip(out.entries[:pairs].tolist(), out.positions[:pairs].tolist(), strict=True)
+    return Found([Occurrence(table.by_id[entry], at) for entry, at in found], scanned, candidates, verified)
 
 
-def _scan(
-    table: Table,
-    query: TokenArray,
-    first: int,
-    last: int,
-    window: int,
-    entries: I32,
-    positions: I32,
-    counts: np.ndarray,
-) -> int:
-    index = table.windows[window]
-    return int(
-        find_windows(
-            query,
-            first,
-            last,
-            window,
-            table.hashing.bases,
-            table.hashing.keep,
-            index.bits,
-            index.heads,
-            table.following,
-            table.fingerprints,
-            table.pool,
-            table.offsets,
-            table.lengths,
-            entries,
-            positions,
-            counts,
-        )
-    )
+def _output(capacity: int) -> Output:
+    return Output(np.empty(capacity, dtype=np.int32), np.empty(capacity, dtype=np.int32), np.zeros(3, dtype=np.int64))
+
+
+def _doubled(out: Output) -> Output:
+    larger = _output(2 * len(out.entries))
+    larger.entries[: len(out.entries)] = out.entries
+    larger.positions[: len(out.positions)] = out.positions
+    larger.counts[:] = out.counts
+    return larger

@@ -112,24 +112,19 @@ class ChangeLog:
                 raced = self._raced = []
             try:
                 held = snapshot()
-            finally:
+            except BaseException:
                 with self.changed:
                     self._raced = None
-                    ended = self._next
-            return self._write_checkpoint(reader, held, raced, ended)
-
-    def _write_checkpoint(
-        self, reader: Reader, held: list[matcher_pb2.ChunkAdded], raced: list[tuple[int, Change]], ended: int
-    ) -> int:
-        with self.changed:
-            del ended
-            reader.next = self._next
-            for added in _brought_forward(held, raced):
-                self._put(added)
-            self._checkpoint = range(reader.next, self._next)
-            self._trim()
-            self.changed.notify_all()
-            return self._next
+                raise
+            with self.changed:
+                self._raced = None
+                reader.next = start = self._next
+                for added in _brought_forward(held, raced):
+                    self._put(added)
+                self._checkpoint = range(start, self._next)
+                self._trim()
+                self.changed.notify_all()
+                return self._next
 
     def page(self, reader: Reader, max_changes: int, max_bytes: int, wait_seconds: float) -> Page | None:
         """What the reader has to read next; without changes if none came in time. None: it must start over."""
@@ -163,7 +158,9 @@ class ChangeLog:
     def _trim(self) -> None:
         """Forgets what every reader has, and what a reader that is too slow will not get."""
         wanted = min((reader.next for reader in self._readers if reader.next is not None), default=self._next)
-        kept = self._capacity + (len(self._checkpoint) if self._checkpoint.start >= self._first else 0)
+        # The latest checkpoint comes on top, until so much was added behind it that another one is cheaper.
+        fresh = self._next - self._checkpoint.stop < self._capacity
+        kept = self._capacity + (len(self._checkpoint) if fresh else 0)
         start = max(wanted, self._next - kept)
         for sequence in range(self._first, start):
             del self._changes[sequence]

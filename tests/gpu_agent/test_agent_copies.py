@@ -35,7 +35,7 @@ def test_what_is_committed_is_canonical_and_checksummed(rig: Rig, original: torc
 
 def test_a_prefix_arrives_bit_for_bit_and_nothing_else_is_touched(rig: Rig, original: torch.Tensor) -> None:
     rig.fake.serve_prefix(3)
-    assert rig.lookup(TEXT + [1]).prefix_tokens == 40
+    assert rig.lookup([*TEXT, 1]).prefix_tokens == 40
     slots = slots_of(OTHER, range(40))
     before = rig.engine.snapshot()
     old = rig.engine.read(slots)
@@ -61,7 +61,7 @@ def test_a_segment_starts_and_ends_inside_chunks_and_is_rotated(rig: Rig, origin
 
 def test_ranges_and_the_engine_s_own_prefix_limit_what_is_written(rig: Rig, original: torch.Tensor) -> None:
     rig.fake.serve_prefix(3)
-    rig.lookup(TEXT + [1, 2, 3])
+    rig.lookup([*TEXT, 1, 2, 3])
     before = rig.engine.snapshot()
     slots = slots_of(OTHER, range(43))
     wanted = [pb.TokenRange(first=0, length=20), pb.TokenRange(first=38, length=5)]
@@ -102,7 +102,7 @@ def ended(rig: Rig) -> int:
 
 def test_case_02_what_the_engine_computed_itself_is_released_too(rig: Rig, original: torch.Tensor) -> None:
     rig.fake.serve_prefix(3)
-    rig.lookup(TEXT + [1])
+    rig.lookup([*TEXT, 1])
     release = pb.ReleaseLookupRequest(instance_id="engine-1", request_id="r", ranges=[pb.TokenRange(length=20)])
     assert rig.call("ReleaseLookup", release).released == 1, "the second chunk is still needed"
     assert rig.call("ReleaseLookup", release).released == 0
@@ -127,7 +127,7 @@ def test_a_wrong_block_table_writes_nothing_and_keeps_no_lease(
     rig: Rig, original: torch.Tensor, slots: pb.SlotMap, reason: str
 ) -> None:
     rig.fake.serve_prefix(3)
-    rig.lookup(TEXT + [1])
+    rig.lookup([*TEXT, 1])
     before = rig.engine.snapshot()
     with pytest.raises(CallFailed, match=reason):
         rig.retrieve(slots)
@@ -141,7 +141,7 @@ def test_a_wrong_block_table_writes_nothing_and_keeps_no_lease(
 
 def test_a_stale_generation_fails_its_range_only(rig: Rig, original: torch.Tensor) -> None:
     rig.fake.serve_prefix(3)
-    rig.lookup(TEXT + [1])
+    rig.lookup([*TEXT, 1])
     rig.fake.before["BeginCopy"] = lambda _: rig.fake.headers["generation"].__setitem__(1, 9)
     response = rig.retrieve(OTHER)
     assert ranges(response.written) == [(0, 16), (32, 40)]
@@ -150,7 +150,7 @@ def test_a_stale_generation_fails_its_range_only(rig: Rig, original: torch.Tenso
 
 def test_a_stale_epoch_fails_everything(rig: Rig, original: torch.Tensor) -> None:
     rig.fake.serve_prefix(3)
-    rig.lookup(TEXT + [1])
+    rig.lookup([*TEXT, 1])
     rig.fake.before["BeginCopy"] = lambda _: rig.fake._page["epoch"].__setitem__(0, 5)
     assert failures(rig.retrieve(OTHER)) == [(0, 40, "STALE_EPOCH")]
 
@@ -160,7 +160,7 @@ def test_case_55_corrupt_bytes_are_never_called_written(rig: Rig, original: torc
     for item in rig.fake.objects:
         item.verify = True
     rig.fake.payload(rig.fake.objects[2])[5] ^= 1
-    rig.lookup(TEXT + [1])
+    rig.lookup([*TEXT, 1])
     response = rig.retrieve(OTHER)
     assert ranges(response.written) == [(0, 32)]
     assert failures(response) == [(32, 40, "CHECKSUM_MISMATCH")]
@@ -179,7 +179,7 @@ def test_an_impossible_answer_fails_its_range(rig: Rig, original: torch.Tensor, 
         item.place.payload_bytes -= 4
     else:
         item.stored_position += 1
-    rig.lookup(TEXT + [1])
+    rig.lookup([*TEXT, 1])
     response = rig.retrieve(OTHER)
     assert ranges(response.written) == [(0, 16), (32, 40)]
     assert [(first, end) for first, end, _ in failures(response)] == [(16, 32)]
@@ -188,7 +188,7 @@ def test_an_impossible_answer_fails_its_range(rig: Rig, original: torch.Tensor, 
 
 def test_case_66_an_object_that_went_away_fails_its_range_only(rig: Rig, original: torch.Tensor) -> None:
     rig.fake.serve_prefix(3)
-    rig.lookup(TEXT + [1])
+    rig.lookup([*TEXT, 1])
     rig.fake.begin_reasons = [0, common.REASON_EVICTED, 0]
     response = rig.retrieve(OTHER)
     assert ranges(response.written) == [(0, 16), (32, 40)]
@@ -198,7 +198,7 @@ def test_case_66_an_object_that_went_away_fails_its_range_only(rig: Rig, origina
 
 def test_a_store_that_dies_before_the_copy_fails_every_range(rig: Rig, original: torch.Tensor) -> None:
     rig.fake.serve_prefix(3)
-    rig.lookup(TEXT + [1])
+    rig.lookup([*TEXT, 1])
     rig.fake.stop()
     assert failures(rig.retrieve(OTHER)) == [(0, 40, "STORE_UNAVAILABLE")]
     rig.fake.start()
