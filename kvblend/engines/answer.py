@@ -2,42 +2,50 @@
 
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from kvblend.blend import Source, Sources
+from kvblend.engines.reuse import Reuse
+from kvblend.engines.tokens import Tokens
 from kvblend.results import LookupResult
 
-Tokens = npt.NDArray[np.uint32]
 
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Answer:
-    """Times are milliseconds.
-
-    tokens: [m] u32, generated greedily, an end-of-text token included.
+    """tokens: [m] u32, generated greedily, an end-of-text token included.
     logits: [question_tokens, vocabulary] of the prompt's last tokens; the last row chose tokens[0].
-    sources: [n] u8, a `Source` for each token of the prompt. lookup: None where nothing was asked for.
-    failed: (first, length, reason) of what was found but could not be retrieved, and was computed.
+    sources: [n] u8, a `Source` for each token of the prompt. ttft_ms: from the call to the first token.
+    reuse: what the cache gave.
     """
 
     tokens: Tokens
     logits: torch.Tensor = field(repr=False)
     sources: Sources = field(repr=False)
     ttft_ms: float
-    compute_ms: float
-    lookup_ms: float = 0.0
-    retrieve_ms: float = 0.0
-    lookup: LookupResult | None = None
-    failed: tuple[tuple[int, int, str], ...] = ()
+    reuse: Reuse = field(repr=False)
+
+    @property
+    def lookup(self) -> LookupResult | None:
+        """What was found, and why no more; None where nothing was asked for."""
+        return self.reuse.lookup
+
+    @property
+    def failed(self) -> tuple[tuple[int, int, str], ...]:
+        """(first, length, reason) of what was found but could not be retrieved, and was computed."""
+        return self.reuse.failed
+
+    @property
+    def lookup_ms(self) -> float:
+        return self.reuse.lookup_ms
+
+    @property
+    def retrieve_ms(self) -> float:
+        return self.reuse.retrieve_ms
+
+    @property
+    def compute_ms(self) -> float:
+        return self.ttft_ms - self.lookup_ms - self.retrieve_ms
 
     def count(self, source: Source) -> int:
         """Tokens of the prompt whose KV came from there; over all sources they add up to the prompt."""
         return int((self.sources == source).sum())
-
-
-def runs_of(flags: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """(first, length) of each run of True."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]])))
-    return [(int(first), int(end - first)) for first, end in edges.reshape(-1, 2)]

@@ -5,6 +5,7 @@ from math import prod
 import torch
 
 from kvblend.client import KvblendClient
+from kvblend.engines.held import Held
 from kvblend.layouts import KvShape, buffer_bytes, build_layout
 from kvblend.memory import SharedBuffer
 from kvblend.results import Result
@@ -19,7 +20,13 @@ class KvMemory:
 
     A buffer that the agent may still read or write, because a call was given up, is never used again: after
     `abandon` the next use gets a new one, and the agent is left alone with the old one.
+
+    held: what is in the slots; kept up by the engine, nothing after `abandon`.
     """
+
+    _abandoned: bool
+    _registered: bool
+    _rope_settled: bool
 
     def __init__(
         self, client: KvblendClient, space: pb.ModelSpace, proof: agent_pb2.RopeProof, slots: int, dtype: torch.dtype
@@ -31,6 +38,7 @@ class KvMemory:
         self._space = space
         self._proof = proof
         self._dtype = dtype
+        self.held = Held.nothing()
         self._open()
 
     @property
@@ -45,6 +53,7 @@ class KvMemory:
 
     def abandon(self) -> None:
         self._abandoned = True
+        self.held = Held.nothing()
 
     def register(self) -> Result:
         """Good once the agent knows this very buffer; only then may it be asked to read or write KV.

@@ -63,7 +63,9 @@ def check_supported(model: LlamaForCausalLM, max_tokens: int) -> None:
         raise ValueError(f"max_tokens is {max_tokens}; this model's RoPE has one table only up to {longest} tokens")
 
 
-def model_space(model: LlamaForCausalLM, *, name: str, chunk_tokens: int = 0, numerics: str = "") -> pb.ModelSpace:
+def model_space(
+    model: LlamaForCausalLM, *, name: str, chunk_tokens: int, numerics: str, weights_epoch: int
+) -> pb.ModelSpace:
     attention = model.model.layers[0].self_attn
     group = pb.LayerGroup(
         attention=pb.ATTENTION_KIND_FULL,
@@ -78,6 +80,7 @@ def model_space(model: LlamaForCausalLM, *, name: str, chunk_tokens: int = 0, nu
         groups=[group],
         chunk_tokens=chunk_tokens,
         numerics=numerics,
+        weights_epoch=weights_epoch,
         display_name=name,
     )
 

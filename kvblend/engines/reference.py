@@ -8,7 +8,9 @@ import numpy as np
 import torch
 from transformers import LlamaForCausalLM
 
-from kvblend.engines.answer import Answer, Tokens
+from kvblend.engines.answer import Answer
+from kvblend.engines.reuse import Reuse
+from kvblend.engines.tokens import Tokens
 
 # Renamed between releases of Transformers.
 _CACHE = "cache" if "cache" in inspect.signature(LlamaForCausalLM.forward).parameters else "past_key_values"
@@ -31,13 +33,8 @@ def full_answer(
             break
         output = model(torch.tensor([[latest]]), use_cache=True, **{_CACHE: output[_CACHE]})
         latest = int(output.logits[0, -1].argmax())
-    return Answer(
-        tokens=np.array(generated, dtype=np.uint32),
-        logits=logits,
-        sources=np.zeros(len(prompt), dtype=np.uint8),
-        ttft_ms=prefilled,
-        compute_ms=prefilled,
-    )
+    sources = np.zeros(len(prompt), dtype=np.uint8)
+    return Answer(np.array(generated, dtype=np.uint32), logits, sources, prefilled, Reuse.nothing(len(prompt)))
 
 
 def _batch(tokens: Tokens) -> torch.Tensor:

@@ -11,7 +11,6 @@ exception: what could not be reused is computed, and `Answer.lookup` says why.
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -20,28 +19,19 @@ from transformers import LlamaForCausalLM
 
 from kvblend.blend import ByInfluence, Prefill, Rows, Selector, Source, Sources, blended_prefill
 from kvblend.client import KvblendClient
-from kvblend.engines.answer import Answer, Tokens, runs_of
+from kvblend.engines.answer import Answer
+from kvblend.engines.cache import EngineCache
+from kvblend.engines.held import Held
 from kvblend.engines.kv_memory import KvMemory
 from kvblend.engines.llama import LlamaDecoder
 from kvblend.engines.model_space import check_supported, model_space, rope_proof
 from kvblend.engines.reference import full_answer
-from kvblend.results import LookupResult, Shortfall, StoreResult
+from kvblend.engines.reuse import Reuse
+from kvblend.engines.tokens import Tokens, runs_of
+from kvblend.results import StoreResult
 
 DEFAULT_RECOMPUTE = 0.15
 _NOTHING_REUSED = ByInfluence(0.0)
-# Sources whose KV is what full attention over every earlier token gives.
-_EXACT = (Source.NEW, Source.PREFIX)
-
-
-@dataclass
-class _Reuse:
-    """What came out of the cache for one prompt: sources [n], NEW where nothing did."""
-
-    sources: Sources
-    lookup: LookupResult | None = None
-    failed: tuple[tuple[int, int, str], ...] = ()
-    lookup_ms: float = 0.0
-    retrieve_ms: float = 0.0
 
 
 class TransformersEngine:
@@ -65,6 +55,7 @@ class TransformersEngine:
         name: str = "",
         chunk_tokens: int = 0,
         numerics: str = "",
+        weights_epoch: int = 0,
         lookup_seconds: float = 2.0,
         transfer_seconds: float = 10.0,
     ) -> None:
@@ -72,13 +63,13 @@ class TransformersEngine:
         self._model = model.eval()
         self._client = client
         self._decoder = LlamaDecoder(model)
-        self._lookup_seconds = lookup_seconds
-        self._transfer_seconds = transfer_seconds
         self._stop = _stop_tokens(model)
         self._prefill_rate = 0
-        self.space = model_space(model, name=name, chunk_tokens=chunk_tokens, numerics=numerics)
+        self.space = model_space(
+            model, name=name, chunk_tokens=chunk_tokens, numerics=numerics, weights_epoch=weights_epoch
+        )
         self._memory = KvMemory(client, self.space, rope_proof(model), max_tokens, model.dtype)
-        self._forget()
+        self._cache = EngineCache(client, self._memory, lookup_seconds, transfer_seconds)
         self._memory.register()
 
     @property
@@ -108,10 +99,11 @@ class TransformersEngine:
             ValueError: no tokens, or more than the buffer holds.
         """
         before = self._checked(context, allow_empty=True)
-        tokens = np.concatenate([before, self._checked(document)])
+        tokens = self._checked(np.concatenate([before, self._checked(document)]))
         self._compute_exact(tokens)
-        return self._store(
+        return self._cache.store(
             tokens[len(before) :],
+            uuid.uuid4().hex,
             kind="document",
             first_slot=len(before),
             first_position=len(before),
@@ -130,13 +122,13 @@ class TransformersEngine:
         any other prompt is computed exactly first. Raises as `precompute` does.
         """
         prompt = self._checked(tokens)
-        if self._common(prompt) < len(prompt):
+        if self._memory.held.common(prompt) < len(prompt):
             self._compute_exact(prompt)
-        blended = np.isin(self._held_sources[: len(prompt)], _EXACT, invert=True)
-        return self._store(
+        return self._cache.store(
             prompt,
+            uuid.uuid4().hex,
             kind="prompt",
-            reused=runs_of(blended),
+            reused=runs_of(self._memory.held.blended[: len(prompt)]),
             allow_blended=allow_blended,
             tenant=tenant,
             cache_salt=cache_salt,
@@ -167,164 +159,71 @@ class TransformersEngine:
         """
         start = time.perf_counter()
         prompt = self._checked(tokens, room_for=max_new_tokens)
-        self._check_question(prompt, question_tokens)
+        _check_question(prompt, question_tokens)
         choice = selector(recompute)
         request_id = uuid.uuid4().hex
-        self._forget()
-        found = _Reuse(np.zeros(len(prompt), dtype=np.uint8))
+        self._memory.held = Held.nothing()
+        found = Reuse.nothing(len(prompt))
         try:
             if reuse:
-                found = self._reuse(prompt, request_id, want_segments, accept_blended, tenant, cache_salt)
+                found = self._cache.reuse(
+                    prompt,
+                    request_id,
+                    want_segments=want_segments,
+                    accept_blended=accept_blended,
+                    prefill_tokens_per_second=self._prefill_rate,
+                    tenant=tenant,
+                    cache_salt=cache_salt,
+                )
             found.sources[-question_tokens:] = Source.NEW
-            computing = time.perf_counter()
             prefill = self._prefill(prompt, found.sources, choice, question_tokens)
-            first_token = int(prefill.logits[-1].argmax())
-            ready = time.perf_counter()
+            ttft_ms = 1e3 * (time.perf_counter() - start)
         finally:
             if reuse:
-                self._client.end_session(request_id, timeout=self._lookup_seconds)
-        generated = self._decode(len(prompt), first_token, max_new_tokens)
-        self._hold(prompt, prefill.sources, generated)
-        return Answer(
-            tokens=generated,
-            logits=prefill.logits,
-            sources=prefill.sources,
-            ttft_ms=1e3 * (ready - start),
-            compute_ms=1e3 * (ready - computing),
-            lookup_ms=found.lookup_ms,
-            retrieve_ms=found.retrieve_ms,
-            lookup=found.lookup,
-            failed=found.failed,
-        )
+                self._cache.end(request_id)
+        generated = self._decode(len(prompt), prefill.logits[-1], max_new_tokens)
+        self._memory.held = Held(prompt, prefill.sources).followed_by(generated)
+        return Answer(generated, prefill.logits, prefill.sources, ttft_ms, found)
 
     def full_prefill(self, tokens: npt.ArrayLike, max_new_tokens: int = 0, *, question_tokens: int = 1) -> Answer:
         """The same prompt through the model's ordinary forward pass and its own KV cache, for comparison."""
         prompt = self._checked(tokens, room_for=max_new_tokens)
-        self._check_question(prompt, question_tokens)
-        return full_answer(self._model, prompt, max_new_tokens, question_tokens, self._stop)
-
-    # The cache
-
-    def _reuse(
-        self,
-        prompt: Tokens,
-        request_id: str,
-        want_segments: bool,
-        accept_blended: bool,
-        tenant: str,
-        cache_salt: bytes,
-    ) -> _Reuse:
-        """Looks a prompt up and has what was found written into the buffer, token by token at its slot."""
-        reuse = _Reuse(np.zeros(len(prompt), dtype=np.uint8))
-        start = time.perf_counter()
-        registered = self._memory.register()
-        if not registered:
-            shortfall = Shortfall(registered.reason, len(prompt), registered.detail)
-            reuse.lookup = LookupResult(
-                ok=False, reason=registered.reason, request_id=request_id, shortfalls=(shortfall,)
-            )
-            return reuse
-        reuse.lookup = found = self._client.lookup(
-            prompt,
-            request_id,
-            want_segments=want_segments,
-            accept_blended=accept_blended,
-            tenant=tenant,
-            cache_salt=cache_salt,
-            prefill_tokens_per_second=self._prefill_rate,
-            timeout=self._lookup_seconds,
-        )
-        looked_up = time.perf_counter()
-        reuse.lookup_ms = 1e3 * (looked_up - start)
-        if found.ok and found.covered_tokens:
-            self._retrieve(found, reuse)
-            reuse.retrieve_ms = 1e3 * (time.perf_counter() - looked_up)
-        return reuse
-
-    def _retrieve(self, found: LookupResult, reuse: _Reuse) -> None:
-        result = self._client.retrieve(found.request_id, timeout=self._transfer_seconds)
-        reuse.failed = result.failed
-        if not result.ok and not result.failed:
-            # No word of what became of it: the agent may be writing still.
-            self._memory.abandon()
-            reuse.failed = ((0, len(reuse.sources), result.reason),)
-            return
-        for first, length in result.written:
-            reuse.sources[first : first + length] = Source.SEGMENT
-        exact = reuse.sources[: found.prefix_tokens - found.blended_tokens]
-        exact[exact == Source.SEGMENT] = Source.PREFIX
-
-    def _store(self, tokens: Tokens, **options: object) -> StoreResult:
-        registered = self._memory.register()
-        if not registered:
-            return StoreResult(ok=False, reason=registered.reason, detail=registered.detail)
-        request_id = uuid.uuid4().hex
-        try:
-            result = self._client.store(tokens, request_id, timeout=self._transfer_seconds, **options)  # type: ignore[arg-type]
-        finally:
-            self._client.end_session(request_id, timeout=self._lookup_seconds)
-        if not result.ok and not result.chunks:
-            # The agent may still be reading; what it reads must not change under it.
-            self._memory.abandon()
-            self._forget()
-        return result
-
-    # The model
+        _check_question(prompt, question_tokens)
+        answer: Answer = full_answer(self._model, prompt, max_new_tokens, question_tokens, self._stop)
+        return answer
 
     def _prefill(self, prompt: Tokens, sources: Sources, selector: Selector, question_tokens: int) -> Prefill:
         start = time.perf_counter()
         kv = self._memory.kv[:, :, : len(prompt)]
         ids = torch.from_numpy(prompt.astype(np.int64))
-        prefill = blended_prefill(self._decoder, ids, kv, sources, selector, question_tokens)
+        prefill: Prefill = blended_prefill(self._decoder, ids, kv, sources, selector, question_tokens)
         if not sources.any():
             self._prefill_rate = max(1, round(len(prompt) / (time.perf_counter() - start)))
         return prefill
 
     def _compute_exact(self, tokens: Tokens) -> None:
         """Fills the buffer's first slots with the KV of these tokens, all by full attention."""
-        known = min(self._common(tokens, exact=True), len(tokens) - 1)
+        known = min(self._memory.held.common_exact(tokens), len(tokens) - 1)
         sources = np.zeros(len(tokens), dtype=np.uint8)
         sources[:known] = Source.PREFIX
-        self._forget()
-        prefill = self._prefill(tokens, sources, _NOTHING_REUSED, 1)
-        self._hold(tokens, prefill.sources)
+        self._memory.held = Held.nothing()
+        self._prefill(tokens, sources, _NOTHING_REUSED, 1)
+        self._memory.held = Held(tokens, sources)
 
     @torch.inference_mode()
-    def _decode(self, position: int, token: int, max_new_tokens: int) -> Tokens:
-        """Greedy tokens, the first of which is `token`; their KV goes behind the prompt's."""
+    def _decode(self, position: int, logits: torch.Tensor, max_new_tokens: int) -> Tokens:
+        """Greedy tokens behind `position` tokens whose last ones gave `logits`; their KV follows the prompt's."""
         generated: list[int] = []
         kv = self._memory.kv
         while len(generated) < max_new_tokens:
-            generated.append(token)
-            if token in self._stop or len(generated) == max_new_tokens:
+            generated.append(int(logits.argmax()))
+            if generated[-1] in self._stop or len(generated) == max_new_tokens:
                 break
-            rows = Rows(self._decoder, torch.tensor([position]), self._decoder.embed(torch.tensor([token])))
+            rows = Rows(self._decoder, torch.tensor([position]), self._decoder.embed(torch.tensor(generated[-1:])))
             rows.run_all(kv)
-            token = int(self._decoder.logits(rows.hidden)[-1].argmax())
+            logits = self._decoder.logits(rows.hidden)[-1]
             position += 1
         return np.array(generated, dtype=np.uint32)
-
-    # What the buffer's slots hold: tokens from slot 0 on, and where their KV came from.
-
-    def _forget(self) -> None:
-        self._held = np.zeros(0, dtype=np.uint32)
-        self._held_sources: Sources = np.zeros(0, dtype=np.uint8)
-
-    def _hold(self, prompt: Tokens, sources: Sources, generated: Tokens | None = None) -> None:
-        # The last generated token has never been through the model.
-        behind = generated[:-1] if generated is not None else prompt[:0]
-        self._held = np.concatenate([prompt, behind])
-        self._held_sources = np.concatenate([sources, np.full(len(behind), Source.NEW, dtype=np.uint8)])
-
-    def _common(self, tokens: Tokens, *, exact: bool = False) -> int:
-        """Leading tokens whose KV the buffer holds; with `exact`, only while all of it is exact."""
-        length = min(len(tokens), len(self._held))
-        same = self._held[:length] == tokens[:length]
-        if exact:
-            same &= np.isin(self._held_sources[:length], _EXACT)
-        return length if same.all() else int(same.argmin())
-
-    # Input
 
     def _checked(self, tokens: npt.ArrayLike, *, room_for: int = 0, allow_empty: bool = False) -> Tokens:
         array = np.asarray(tokens)
@@ -336,15 +235,13 @@ class TransformersEngine:
             raise ValueError(f"{array.size} tokens and {room_for} new ones; the KV buffer has {self.max_tokens} slots")
         vocabulary = self._model.config.vocab_size
         if array.min() < 0 or array.max() >= vocabulary:
-            raise ValueError(
-                f"token {array.max() if array.min() >= 0 else array.min()} is not in 0 to {vocabulary - 1}"
-            )
+            raise ValueError(f"tokens from {array.min()} to {array.max()}; the model knows 0 to {vocabulary - 1}")
         return array.astype(np.uint32)
 
-    @staticmethod
-    def _check_question(prompt: Tokens, question_tokens: int) -> None:
-        if not 0 < question_tokens <= len(prompt):
-            raise ValueError(f"question_tokens is {question_tokens}; the prompt has {len(prompt)} tokens")
+
+def _check_question(prompt: Tokens, question_tokens: int) -> None:
+    if not 0 < question_tokens <= len(prompt):
+        raise ValueError(f"question_tokens is {question_tokens}; the prompt has {len(prompt)} tokens")
 
 
 def _stop_tokens(model: LlamaForCausalLM) -> frozenset[int]:

@@ -84,6 +84,7 @@ class ChangeLog:
         return self._next - 1
 
     def __len__(self) -> int:
+        """Changes kept in memory."""
         return len(self._changes)
 
     def new_reader(self) -> Reader:
@@ -141,6 +142,13 @@ class ChangeLog:
                     break
                 changes.append(change)
             return Page(reader.next, changes)
+
+    def drop(self, reader: Reader) -> None:
+        """The reader must start over, or is gone: nothing is kept for it, and its `page` returns."""
+        with self.changed:
+            reader.next = None
+            self._trim()
+            self.changed.notify_all()
 
     def acknowledge(self, reader: Reader, last: int) -> None:
         """The reader has everything up to `last`."""

@@ -145,6 +145,7 @@ class Lookups:
             run.default = pb.REASON_BLENDING_OFF, "segments were not asked for"
         if run.prefix_end >= run.last_token or query.space.shape.prefix_only or not query.want_segments:
             return 0
+        self._catch_up(deadline)
         request = matcher_pb2.MatchRequest(
             space_id=query.space.space_id,
             tokens=query.data,
@@ -153,7 +154,7 @@ class Lookups:
             store=self._store,
             epoch=self._epoch,
             l2_id=self._state.l2_owner.l2_id,
-            at_least=[*at_least, *self._own_position(deadline)],
+            at_least=at_least,
             opaque_spans=query.spans,
         )
         try:
@@ -166,13 +167,11 @@ class Lookups:
         own = [item.sequence for item in answer.applied if (item.store, item.epoch) == (self._store, self._epoch)]
         return max(own, default=0)
 
-    def _own_position(self, deadline: float) -> list[pb.StreamPosition]:
-        """What was committed here before is found, if the matcher catches up soon; else without it."""
-        position = self._state.outbox.position()
-        if not self._matchers.reachable or not position.sequence:
-            return []
-        applied = self._state.outbox.wait_applied(position.sequence, _CATCH_UP_SHARE * self._left(deadline))
-        return [position] if applied else []
+    def _catch_up(self, deadline: float) -> None:
+        """What was committed here before will be found, if the matchers apply it soon."""
+        if self._matchers.reachable:
+            position = self._state.outbox.position()
+            self._state.outbox.wait_applied(position.sequence, _CATCH_UP_SHARE * self._left(deadline))
 
     # L2.
 

@@ -31,7 +31,7 @@ IN_STEP = gauge("kvblend_publisher_in_step", "1 while a matcher knows what the s
 _PAGE_CHANGES = 512
 _PAGE_BYTES = 4 << 20
 _FIRST_BACKOFF = 0.05
-_LAST_BACKOFF = 2.0
+_LAST_BACKOFF = 1.0
 _JOIN_SECONDS = 5.0
 
 _log = get_logger("publisher")
@@ -136,6 +136,8 @@ class _Replica:
         # The next page starts the stream; in step once it has everything before `_complete_at`.
         self._reset = False
         self._complete_at = 0
+        # Why it is out of step, so that the log tells each reason once.
+        self._why = ""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"publish-{target}", daemon=True)
         self.applied = 0
@@ -147,8 +149,7 @@ class _Replica:
     def stop(self) -> None:
         self._stopping.set()
         self._channel.close()
-        with self._changes.changed:
-            self._changes.changed.notify_all()
+        self._changes.drop(self._reader)
 
     def join(self) -> None:
         if self._thread.ident is not None:
@@ -171,6 +172,7 @@ class _Replica:
                 self._out_of_step(f"{reason_of(error)}: {error.details()}")
             except _Restart as reason:
                 why = str(reason)
+                self._changes.drop(self._reader)
                 self._out_of_step(why)
             except Exception as error:
                 if self._stopping.is_set():
@@ -223,8 +225,9 @@ class _Replica:
     def _out_of_step(self, why: str) -> None:
         if self._stopping.is_set():
             return
-        if self.in_step:
+        if why != self._why:
             _log.warning("a matcher is out of step", target=self._target, why=why)
+            self._why = why
         with self._changes.changed:
             self._set_in_step(False)
             self._changes.changed.notify_all()
@@ -232,6 +235,7 @@ class _Replica:
     def _set_in_step(self, in_step: bool) -> None:
         if in_step and not self.in_step:
             _log.info("a matcher is in step", target=self._target)
+            self._why = ""
         self.in_step = in_step
         IN_STEP.labels(self._target).set(in_step)
 

@@ -68,22 +68,22 @@ class Rig:
         )
         self.call("RegisterRope", pb.RegisterRopeRequest(instance_id=INSTANCE, ropes=[ROPE], proofs=[proof]))
 
-    def store(self, tokens: list[int], slots: pb.SlotMap, **changes: Any) -> pb.StoreKvResponse:
+    def store(self, text: list[int], slots: pb.SlotMap, **changes: Any) -> pb.StoreKvResponse:
         fields = {
             "instance_id": INSTANCE,
             "request": common.RequestKey(request_id="store"),
             "kind": store.STORE_KIND_PROMPT,
-            "tokens": encode(tokens),
+            "tokens": encode(text),
             "slots": slots,
         }
         return self.call("StoreKv", pb.StoreKvRequest(**(fields | changes)))
 
-    def lookup(self, tokens: list[int], request_id: str = "r", timeout: float = 5.0, **changes: Any) -> pb.LookupAnswer:
+    def lookup(self, text: list[int], request_id: str = "r", timeout: float = 5.0, **changes: Any) -> pb.LookupAnswer:
         attempt = changes.pop("attempt", 0)
         fields = {
             "instance_id": INSTANCE,
             "request": common.RequestKey(request_id=request_id, attempt=attempt),
-            "tokens": encode(tokens),
+            "tokens": encode(text),
             "want_segments": True,
         }
         return self.call("Lookup", pb.AgentServiceLookupRequest(**(fields | changes)), timeout).answer

@@ -1,0 +1,307 @@
+"""The lower tier behind the arena, with a tier in memory whose speed and health the test chooses."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from store_kit import CHUNK, SESSION, FakeMatcher, LocalStore, model_space, text
+from test_store_lookup import segment_of
+
+from kvblend.v1 import common_pb2 as pb
+from kvblend.v1 import matcher_pb2, object_pb2, store_pb2
+from services.common.errors import KvblendError
+from services.store.clearing import clear
+from services.store.objects import ObjectKey
+from services.store.tiers.base import TierHealth
+
+
+class MemoryTier:
+    tier_id = "memory"
+
+    def __init__(self) -> None:
+        self.objects: dict[ObjectKey, tuple[object_pb2.ObjectMeta, bytes]] = {}
+        self.down = False
+        # Reads and writes wait for these.
+        self.reading = threading.Event()
+        self.writing = threading.Event()
+        self.reading.set()
+        self.writing.set()
+        self.asked: list[ObjectKey] = []
+
+    def find(self, keys: Sequence[ObjectKey], timeout: float) -> list[object_pb2.ObjectMeta | None]:
+        del timeout
+        self.asked += keys
+        found = [self.objects.get(key) for key in keys]
+        return [None if item is None or self.down else item[0] for item in found]
+
+    def read_into(self, key: ObjectKey, meta: object_pb2.ObjectMeta, target: memoryview, timeout: float) -> bool:
+        del meta
+        if not self.reading.wait(timeout) or self.down or key not in self.objects:
+            target[:] = b"x" * len(target)
+            return False
+        target[:] = self.objects[key][1]
+        return True
+
+    def write(self, key: ObjectKey, meta: object_pb2.ObjectMeta, payload: memoryview, timeout: float) -> bool:
+        if not self.writing.wait(timeout) or self.down:
+            return False
+        self.objects[key] = (object_pb2.ObjectMeta.FromString(meta.SerializeToString()), bytes(payload))
+        return True
+
+    def delete(self, keys: Sequence[ObjectKey], timeout: float) -> int:
+        del timeout
+        return sum(self.objects.pop(key, None) is not None for key in keys)
+
+    def delete_where(self, matches: Callable[[object_pb2.ObjectMeta], bool], timeout: float) -> int:
+        if self.down:
+            return 0
+        return self.delete([key for key, (meta, _) in self.objects.items() if matches(meta)], timeout)
+
+    def health(self) -> TierHealth:
+        return TierHealth(not self.down, "down" if self.down else "", objects=len(self.objects))
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def tier() -> MemoryTier:
+    return MemoryTier()
+
+
+@pytest.fixture
+def matcher() -> FakeMatcher:
+    return FakeMatcher()
+
+
+@pytest.fixture
+def store(shm_dir: Path, tier: MemoryTier, matcher: FakeMatcher) -> Iterator[LocalStore]:
+    store = LocalStore(shm_dir, tier=tier, matcher=matcher, l2_timeout_seconds=5.0)
+    yield store
+    tier.reading.set()
+    tier.writing.set()
+    store.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits for what another thread does."""
+    limit = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < limit, "it never happened"
+        time.sleep(0.005)
+
+
+def in_l2(store: LocalStore, chunks: int) -> Callable[[], bool]:
+    return lambda: sum(kind == matcher_pb2.OWNER_KIND_L2 for kind, *_ in store.outbox.held()) == chunks
+
+
+def empty_arena(store: LocalStore) -> None:
+    with store.state.lock:
+        store.state.evict_down_to(0)
+    assert len(store.state.catalog) == 0
+
+
+def test_what_is_stored_comes_back_from_l2(store: LocalStore, tier: MemoryTier) -> None:
+    space, prompt = store.space(model_space(groups=2)), text(1, 3 * CHUNK)
+    store.put(space, prompt)
+    until(in_l2(store, 3))
+    assert len(tier.objects) == 6
+    empty_arena(store)
+    found = store.lookup(space, [*prompt, 1])
+    assert (found.prefix, found.summary.l1_chunks, found.summary.l2_chunks) == (3 * CHUNK, 0, 3)
+    assert len(found.objects) == 6
+    assert store.lookup(space, [*prompt, 1], request="b").summary.l1_chunks == 3
+    assert store.state.stats.get("l2_written_chunks") == 3, "what came from L2 is not written again"
+
+
+def test_segments_come_back_from_l2(store: LocalStore, matcher: FakeMatcher) -> None:
+    space, document = store.space(), text(1, 2 * CHUNK + 3)
+    store.put(space, document, document="d")
+    until(in_l2(store, 3))
+    empty_arena(store)
+    matcher.segments = [segment_of(space, document, 5)]
+    found = store.lookup(space, [*text(2, 5), *document, 1], want_segments=True)
+    assert (found.segment_tokens, found.summary.l2_chunks) == (2 * CHUNK + 3, 3)
+    assert found.summary.segments[0].document == "d"
+
+
+def test_case_29_late_data_is_a_miss_and_kept_for_the_next_time(store: LocalStore, tier: MemoryTier) -> None:
+    space, prompt = store.space(), text(1, 3 * CHUNK)
+    store.put(space, prompt)
+    until(in_l2(store, 3))
+    tail = [chunk for chunk in store.state.catalog if chunk.info.stored_position >= CHUNK]
+    with store.state.lock:
+        for chunk in tail:
+            store.state.remove(chunk, pb.REASON_EVICTED)
+    tier.reading.clear()
+    found = store.lookup(space, [*prompt, 1], remaining=0.1)
+    assert (found.prefix, found.reasons()) == (CHUNK, {pb.REASON_DEADLINE: 2 * CHUNK, pb.REASON_LAST_TOKEN: 1})
+    tier.reading.set()
+    until(lambda: len(store.state.catalog) == 3)
+    assert store.lookup(space, [*prompt, 1], request="b").prefix == 3 * CHUNK
+
+
+def test_case_68_content_in_the_arena_is_never_asked_for_in_l2(store: LocalStore, tier: MemoryTier) -> None:
+    space, prompt = store.space(), text(1, 2 * CHUNK)
+    store.put(space, prompt)
+    store.lookup(space, prompt)
+    assert tier.asked == []
+
+
+def test_case_23_a_failed_write_is_never_published(store: LocalStore, tier: MemoryTier) -> None:
+    space, prompt = store.space(), text(1, CHUNK)
+    tier.down = True
+    store.put(space, prompt)
+    until(lambda: store.state.stats.get("l2_write_failures") == 1)
+    assert in_l2(store, 0)()
+    empty_arena(store)
+    assert store.lookup(space, [*prompt, 1]).prefix == 0
+
+
+def test_a_failed_read_is_a_miss_and_leaves_nothing(store: LocalStore, tier: MemoryTier) -> None:
+    space, prompt = store.space(), text(1, 2 * CHUNK)
+    store.put(space, prompt)
+    until(in_l2(store, 2))
+    empty_arena(store)
+    lookup_reads = tier.read_into
+    tier.read_into = lambda *arguments: not lookup_reads(*arguments)  # type: ignore[method-assign]
+    assert store.lookup(space, [*prompt, 1]).prefix == 0
+    assert store.state.pool.used_bytes == 0
+
+
+def test_case_33_written_chunks_can_be_evicted(store: LocalStore) -> None:
+    space = store.space()
+    for seed in range(100):
+        store.put(space, text(seed, CHUNK))
+    until(lambda: store.state.leases.busy_count == 0)
+    empty_arena(store)
+    assert store.state.pool.used_bytes == 0
+
+
+def test_a_chunk_is_not_evicted_while_it_is_written_but_others_are(store: LocalStore, tier: MemoryTier) -> None:
+    tier.writing.clear()
+    space = store.space()
+    for seed in range(300):
+        assert store.put(space, text(seed, CHUNK)).outcomes() == [store_pb2.CHUNK_OUTCOME_GRANTED]
+    assert store.state.leases.busy_count == 1
+    tier.writing.set()
+
+
+def test_what_is_cleared_leaves_l2_and_does_not_come_back(store: LocalStore, tier: MemoryTier) -> None:
+    mine, theirs = store.space(tenant="a"), store.space(tenant="b")
+    for space in (mine, theirs):
+        store.put(space, text(1, CHUNK), document="d")
+    until(in_l2(store, 2))
+    empty_arena(store)
+    cleared = clear(store.state, store.writes, store.parts.l2, pb.ClearScope(tenant="a"), False, 1.0)
+    assert (cleared.removed_chunks, cleared.removed_l2_chunks) == (0, 1)
+    assert {key.chunk.space_id for key in tier.objects} == {theirs.space_id}
+    assert in_l2(store, 1)()
+
+
+def test_a_fetch_that_a_clear_overtakes_comes_to_nothing(store: LocalStore, tier: MemoryTier) -> None:
+    space, prompt = store.space(), text(1, CHUNK)
+    store.put(space, prompt)
+    until(in_l2(store, 1))
+    empty_arena(store)
+    tier.reading.clear()
+    store.lookup(space, [*prompt, 1], remaining=0.05)
+    kept = dict(tier.objects)
+    clear(store.state, store.writes, store.parts.l2, pb.ClearScope(everything=True), False, 1.0)
+    tier.objects.update(kept)
+    tier.reading.set()
+    until(lambda: store.state.pool.used_bytes == 0)
+    assert len(store.state.catalog) == 0
+
+
+def test_a_write_that_a_clear_overtakes_is_deleted(store: LocalStore, tier: MemoryTier) -> None:
+    tier.writing.clear()
+    store.put(store.space(), text(1, CHUNK))
+    until(lambda: store.state.leases.busy_count == 1)
+    clear(store.state, store.writes, store.parts.l2, pb.ClearScope(everything=True), True, 1.0)
+    tier.writing.set()
+    until(lambda: store.state.leases.busy_count == 0)
+    until(lambda: not tier.objects)
+    assert in_l2(store, 0)()
+
+
+def test_clearing_says_so_if_l2_cannot_be_cleared(store: LocalStore, tier: MemoryTier) -> None:
+    tier.down = True
+    with pytest.raises(KvblendError, match="L2_UNAVAILABLE"):
+        clear(store.state, store.writes, store.parts.l2, pb.ClearScope(everything=True), False, 1.0)
+
+
+def test_fetching_that_is_slower_than_computing_is_not_done(store: LocalStore) -> None:
+    space, prompt = store.space(), text(1, 2 * CHUNK)
+    store.put(space, prompt)
+    until(in_l2(store, 2))
+    empty_arena(store)
+    assert store.parts.l2 is not None
+    store.parts.l2._rate = 1024.0
+    slow = store.lookup(space, [*prompt, 1], prefill=1000)
+    assert (slow.prefix, slow.reasons()[pb.REASON_SLOWER_THAN_COMPUTE]) == (0, 2 * CHUNK)
+    assert store.lookup(space, [*prompt, 1], request="b", prefill=1).prefix == 2 * CHUNK
+
+
+def test_what_l2_lost_is_taken_off_the_matchers_table(
+    store: LocalStore, tier: MemoryTier, matcher: FakeMatcher
+) -> None:
+    space, document = store.space(), text(1, CHUNK)
+    store.put(space, document, document="d")
+    until(in_l2(store, 1))
+    empty_arena(store)
+    tier.objects.clear()
+    matcher.segments = [segment_of(space, document, 0)]
+    assert store.lookup(space, [*document, 1], want_segments=True).segment_tokens == 0
+    until(in_l2(store, 0))
+
+
+def test_a_tier_that_is_down_is_not_taken_for_an_empty_one(
+    store: LocalStore, tier: MemoryTier, matcher: FakeMatcher
+) -> None:
+    space, document = store.space(), text(1, CHUNK)
+    store.put(space, document, document="d")
+    until(in_l2(store, 1))
+    empty_arena(store)
+    tier.down = True
+    matcher.segments = [segment_of(space, document, 0)]
+    store.lookup(space, [*document, 1], want_segments=True)
+    assert store.parts.l2 is not None
+    store.parts.l2._readers.submit(lambda: None).result()
+    assert in_l2(store, 1)()
+
+
+def test_documents_only_may_be_written_through(shm_dir: Path, tier: MemoryTier) -> None:
+    store = LocalStore(shm_dir, tier=tier, l2_write="documents")
+    store.put(store.space(), text(1, CHUNK))
+    store.put(store.space(), text(2, CHUNK), document="d")
+    until(in_l2(store, 1))
+    assert {key.chunk.domain for key in tier.objects} == {pb.DOMAIN_SEGMENT}
+    store.close()
+
+
+def test_a_request_that_ends_while_l2_is_slow_leaves_no_lease(store: LocalStore, tier: MemoryTier) -> None:
+    """Case 51: the end comes while the prefetch runs."""
+    space, prompt = store.space(), text(1, 2 * CHUNK)
+    store.put(space, prompt)
+    until(in_l2(store, 2))
+    empty_arena(store)
+    tier.reading.clear()
+    ended: list[str] = []
+
+    def look() -> None:
+        try:
+            store.lookup(space, [*prompt, 1], remaining=10)
+        except KvblendError as error:
+            ended.append(error.reason)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    until(lambda: store.state.pool.used_bytes > 0)
+    store.lookups.end_request(SESSION, "r")
+    tier.reading.set()
+    thread.join()
+    assert ended == ["SUPERSEDED"]
+    assert store.state.leases.held_count == 0
