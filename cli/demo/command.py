@@ -10,20 +10,18 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from cli.demo.documents import Document, NoDocuments, from_folder, standard_library
+from cli.demo.loading import CHUNK_TOKENS, load_model, open_engine
 from cli.demo.orders import new_orders
 from cli.demo.screen import precompute_line, print_report, prompt_line
 from cli.demo.session import Asked, DemoSession
 from cli.local import LocalServices
 from cli.report.model import DemoReport, RunFacts
-from cli.report.page import write_page
-from kvblend import KvblendClient
-from kvblend.engines.transformers import TransformersEngine
+from cli.report.page import write_report
+from kvblend.v1 import common_pb2 as pb
 
 PER_PROMPT = 6
 LEAST_DOCUMENTS = 5
 UNKNOWN_DOCUMENTS = 2
-CHUNK_TOKENS = 64
-MAX_TOKENS = 6144
 ARENA_BYTES = 1 << 30
 SEED = 20
 VERSIONS = ("kvblend", "torch", "transformers", "grpcio", "numba")
@@ -42,14 +40,17 @@ def run(docs: Path | None, out: Path, prompts: int, recompute: float, model: Pat
     except (NoDocuments, ValueError) as error:
         errors.print(str(error))
         return 1
-    with _agent_target(agent, console) as target, _engine(model, target, console) as engine:
-        session = DemoSession(engine, recompute)
-        report = _measure(session, documents, orders, _facts(engine, recompute), console)
+    console.print(f"loading the model from {model}")
+    loaded = load_model(model)
+    with (
+        _agent_target(agent, console) as target,
+        open_engine(loaded, target, f"demo-{os.getpid()}") as engine,
+    ):
+        session = DemoSession(engine, loaded.tokenizer, recompute)
+        report = _measure(session, documents, orders, _facts(engine.space, recompute), console)
     print_report(report, console)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "report.json").write_text(report.to_json(), encoding="utf-8")
-    write_page(report, out / "report.html")
-    console.print(f"\nthe report: {out / 'report.html'} and {out / 'report.json'}")
+    page, data = write_report(report, out)
+    console.print(f"\nthe report: {page} and {data}")
     return 0 if report.totals()["false_matches"] == 0 else 1
 
 
@@ -80,17 +81,6 @@ def _agent_target(agent: str | None, console: Console) -> Iterator[str]:
         yield services.agent_target
 
 
-@contextmanager
-def _engine(model: Path, target: str, console: Console) -> Iterator[TransformersEngine]:
-    console.print(f"loading the model from {model}")
-    client = KvblendClient(target, f"demo-{os.getpid()}")
-    try:
-        with TransformersEngine.from_pretrained(model, client, max_tokens=MAX_TOKENS) as engine:
-            yield engine
-    finally:
-        client.close()
-
-
 def _measure(
     session: DemoSession, documents: list[Document], orders: list[Asked], facts: RunFacts, console: Console
 ) -> DemoReport:
@@ -100,7 +90,9 @@ def _measure(
     with _progress(console) as progress:
         task = progress.add_task("computing documents", total=len(orders) + 4)
         precompute = session.precompute(known)
-        progress.console.print(precompute_line(precompute))
+        progress.console.print(precompute_line(precompute), highlight=False)
+        for problem in session.problems:
+            progress.console.print(f"not stored: {problem.reason} {problem.detail}", highlight=False)
         progress.update(task, advance=1, description="warming up")
         session.warm_up(orders[0])
         reports = []
@@ -130,13 +122,13 @@ def _unknown(documents: list[Document]) -> Asked:
     return Asked("unknown documents", _question(documents[0].name), [document.name for document in documents])
 
 
-def _facts(engine: TransformersEngine, recompute: float) -> RunFacts:
+def _facts(space: pb.ModelSpace, recompute: float) -> RunFacts:
     return RunFacts(
         title="kvblend demo",
-        model=engine.name,
-        dtype=engine.dtype,
-        layers=engine.layers,
-        chunk_tokens=engine.chunk_tokens,
+        model=space.display_name,
+        dtype="float32",
+        layers=sum(group.layers for group in space.groups),
+        chunk_tokens=space.chunk_tokens,
         recompute_fraction=recompute,
         cpu_count=os.cpu_count() or 1,
         versions={name: metadata.version(name) for name in VERSIONS},

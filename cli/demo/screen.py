@@ -1,11 +1,14 @@
 """What the demo prints: progress, a row a prompt, totals, both answers."""
 
+from collections.abc import Mapping
+
 from rich.console import Console
 from rich.table import Table
 
 from cli.report.model import DemoReport, Precompute, PromptReport
 
-COLUMNS = ("prompt", "tokens", "prefix", "as stored", "recomputed", "new", "full ms", "kvblend ms", "KLQ", "unrepaired")
+# The last: KLQ without any recompute. Narrow enough for 80 columns.
+COLUMNS = ("prompt", "tokens", "prefix", "as is", "again", "new", "full ms", "ours ms", "KLQ", "KLQ 0 %")
 
 
 def precompute_line(facts: Precompute) -> str:
@@ -26,17 +29,17 @@ def prompt_line(report: PromptReport) -> str:
 
 
 def print_report(report: DemoReport, console: Console) -> None:
-    table = Table(title="Tokens and time to first token, by prompt", title_justify="left")
+    table = Table(title="Tokens and time to first token, by prompt", title_justify="left", padding=(0, 0))
     for column in COLUMNS:
-        table.add_column(column, justify="left" if column == "prompt" else "right")
+        table.add_column(column, justify="left" if column == "prompt" else "right", no_wrap=True)
     for prompt in report.prompts:
         table.add_row(*_cells(prompt.name, vars(prompt)))
     table.add_section()
     table.add_row(*_cells("total", report.totals()))
     table.add_section()
-    for prompt in (report.exact_prefix, report.unknown):
-        if prompt:
-            table.add_row(*_cells(prompt.name, vars(prompt)))
+    for apart in (report.exact_prefix, report.unknown):
+        if apart:
+            table.add_row(*_cells(apart.name, vars(apart)))
     console.print(table)
     for prompt in report.every_prompt():
         console.print(f"\n[bold]{prompt.name}[/bold]", highlight=False)
@@ -44,7 +47,7 @@ def print_report(report: DemoReport, console: Console) -> None:
             console.print(f"  {label:>12}: {answer or '(nothing)'}", markup=False, highlight=False)
 
 
-def _cells(name: str, values: dict[str, object]) -> list[str]:
+def _cells(name: str, values: Mapping[str, object]) -> list[str]:
     def number(key: str, form: str) -> str:
         value = values[key]
         return "-" if value is None else format(value, form)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -11,8 +12,11 @@ from cli.demo.documents import Document
 from cli.report.model import Precompute, PromptReport, SegmentPlace, Shortfall, StoredDocument
 from cli.report.pieces import build_pieces
 from kvblend import Prompt, PromptBuilder
-from kvblend.blend.prefill import Source
-from kvblend.engines.transformers import Answer, TransformersEngine
+from kvblend.blend import Source
+from kvblend.engines.answer import Answer
+from kvblend.engines.transformers import TransformersEngine
+from kvblend.results import Segment, StoreResult
+from kvblend.v1 import common_pb2 as pb
 
 SYSTEM = "You document a code base. Answer from the files given, in one or two sentences."
 ANSWER_TOKENS = 32
@@ -22,6 +26,11 @@ SOURCE_NAMES = {
     Source.RECOMPUTED: "recomputed",
     Source.NEW: "new",
 }
+
+
+def kv_bytes_per_token(space: pb.ModelSpace) -> int:
+    """K and V of all layers in float32, which the demo runs in."""
+    return sum(2 * 4 * group.layers * group.kv_heads * group.head_size for group in space.groups)
 
 
 @dataclass(frozen=True)
@@ -36,10 +45,13 @@ class Asked:
 class DemoSession:
     """Asks prompts of `engine` and measures; documents are added once and stay known."""
 
-    def __init__(self, engine: TransformersEngine, recompute: float) -> None:
+    def __init__(self, engine: TransformersEngine, tokenizer: Any, recompute: float) -> None:
         self._engine = engine
+        self._tokenizer = tokenizer
         self._recompute = recompute
-        self.builder = PromptBuilder(engine.tokenizer, SYSTEM)
+        self.builder = PromptBuilder(tokenizer, SYSTEM)
+        # What could not be stored, and why.
+        self.problems: list[StoreResult] = []
 
     def add(self, document: Document) -> int:
         """Tokenises a document, without storing it; returns how many tokens it has."""
@@ -50,14 +62,14 @@ class DemoSession:
         start = time.perf_counter()
         stored = []
         prefix = self.builder.prefix
-        self._engine.store_prompt(prefix)
+        self.problems = [self._engine.store_prompt(prefix)]
         for document in documents:
             tokens = self.builder.documents[document.name]
-            self._engine.precompute(tokens, document.name, context=prefix)
+            self.problems.append(self._engine.precompute(tokens, document.name, context=prefix))
             stored.append(StoredDocument(document.name, len(tokens), first_position=len(prefix)))
-        seconds = time.perf_counter() - start
+        self.problems = [result for result in self.problems if not result.ok]
         total = sum(document.tokens for document in stored) + len(prefix)
-        return Precompute(stored, seconds, total * self._engine.bytes_per_token)
+        return Precompute(stored, time.perf_counter() - start, total * kv_bytes_per_token(self._engine.space))
 
     def warm_up(self, asked: Asked) -> None:
         """Runs both ways once, unmeasured: first calls pay for thread pools and lazy initialisation."""
@@ -104,22 +116,22 @@ class DemoSession:
             false_matches=self._false_matches(prompt, blended),
             answer_full=self._decode(full),
             answer_kvblend=self._decode(blended),
-            degraded=blended.degraded,
-            pieces=build_pieces(tokens, sources, _document_of_token(prompt), self._engine.tokenizer.decode),
-            shortfalls=[Shortfall(s.reason, s.tokens, s.detail) for s in blended.lookup.shortfalls],
+            degraded=_degraded(blended),
+            pieces=build_pieces(tokens, sources, _document_of_token(prompt), self._tokenizer.decode),
+            shortfalls=_shortfalls(blended),
             lookup_ms=blended.lookup_ms,
             retrieve_ms=blended.retrieve_ms,
             compute_ms=blended.compute_ms,
             segments=[
-                SegmentPlace(s.query_position, s.stored_position, s.length, s.document) for s in blended.lookup.segments
+                SegmentPlace(s.query_position, s.stored_position, s.length, s.document) for s in _segments(blended)
             ],
         )
 
     def _false_matches(self, prompt: Prompt, answer: Answer) -> int:
         """Segments whose stored tokens are not the prompt's: compared here with the documents themselves."""
-        return sum(not self._is_true(prompt, segment) for segment in answer.lookup.segments)
+        return sum(not self._is_true(prompt, segment) for segment in _segments(answer))
 
-    def _is_true(self, prompt: Prompt, segment: SegmentPlace | object) -> bool:
+    def _is_true(self, prompt: Prompt, segment: Segment) -> bool:
         document = self.builder.documents.get(segment.document)
         if document is None:
             return False
@@ -129,7 +141,32 @@ class DemoSession:
         return first >= 0 and np.array_equal(stored, asked)
 
     def _decode(self, answer: Answer) -> str:
-        return str(self._engine.tokenizer.decode(answer.tokens, skip_special_tokens=True)).strip()
+        return str(self._tokenizer.decode(answer.tokens, skip_special_tokens=True)).strip()
+
+
+def _place(segment: Segment) -> SegmentPlace:
+    return SegmentPlace(segment.query_position, segment.stored_position, segment.length, segment.document)
+
+
+def _segments(answer: Answer) -> tuple[Segment, ...]:
+    return answer.lookup.segments if answer.lookup else ()
+
+
+def _shortfalls(answer: Answer) -> list[Shortfall]:
+    """Why tokens were not reused: not found, or found and then not to be had."""
+    found = answer.lookup.shortfalls if answer.lookup else ()
+    shortfalls = [Shortfall(s.reason, s.tokens, s.detail) for s in found]
+    return shortfalls + [Shortfall(reason, length, f"from token {first}") for first, length, reason in answer.failed]
+
+
+def _degraded(answer: Answer) -> str | None:
+    """Why the cache could not do its part; None if it did."""
+    if answer.lookup is not None and not answer.lookup.ok:
+        return answer.lookup.reason
+    if answer.failed:
+        return answer.failed[0][2]
+    down = [s.reason for s in _shortfalls(answer) if s.reason.endswith(("_UNAVAILABLE", "DEADLINE", "_LOST"))]
+    return down[0] if down else None
 
 
 def _document_of_token(prompt: Prompt) -> list[str]:

@@ -2,12 +2,14 @@
 
 KV computed behind other text differs from what this prompt would have given, by a little on most tokens. What
 counts is the error that reaches the question: a token's part in it grows with how much the question attends to the
-token and with how far off its KV is. Either measure alone chooses worse. Mean KL to full prefill over the question
-(and over 24 tokens of the answer), SmolLM2-135M in float32, ten prompts of six documents (Python sources, prose),
-1,900 to 2,100 tokens; nothing recomputed gives 0.103 (0.083):
+token and with how far off its KV is. Mean KL to full prefill over the question's tokens (over 24 tokens of the
+answer), SmolLM2-135M in float32, ten prompts of six documents (Python sources, prose) behind a shared prefix, 1,900
+to 2,100 tokens; with nothing recomputed it is 0.103 (0.083):
 
-    share of the reused tokens        5 %              10 %             15 %
-    by deviation                      0.089 (0.073)    0.101 -> see 15  0.070 (0.061)
+    share recomputed      5 %             10 %            15 %
+    ByDeviation           0.089 (0.073)   0.080 (-)       0.072 (0.061)
+    ByAttention           0.044 (0.060)   0.025 (0.045)   0.018 (0.037)
+    ByInfluence           0.042 (0.056)   0.024 (0.044)   0.015 (0.037)
 """
 
 from dataclasses import dataclass

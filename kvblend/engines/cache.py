@@ -49,23 +49,30 @@ class EngineCache:
         registered = self._memory.register()
         if not registered:
             return StoreResult(ok=False, reason=registered.reason, detail=registered.detail)
+        settled = False
         try:
             result = self._client.store(tokens, request_id, timeout=self._transfer_seconds, **options)
+            settled = result.ok or bool(result.chunks)
+            return result
         finally:
+            if not settled:
+                # The agent may still be reading; what it reads must not change under it.
+                self._memory.abandon()
             self.end(request_id)
-        if not result.ok and not result.chunks:
-            # The agent may still be reading; what it reads must not change under it.
-            self._memory.abandon()
-        return result
 
     def _retrieve(self, found: LookupResult, reuse: Reuse) -> None:
-        result = self._client.retrieve(found.request_id, timeout=self._transfer_seconds)
-        reuse.failed = result.failed
-        if not result.ok and not result.failed:
-            # No word of what became of it: the agent may be writing still.
-            self._memory.abandon()
+        settled = False
+        try:
+            result = self._client.retrieve(found.request_id, timeout=self._transfer_seconds)
+            settled = result.ok or bool(result.failed)
+        finally:
+            if not settled:
+                # No word of what became of it: the agent may be writing still.
+                self._memory.abandon()
+        if not settled:
             reuse.failed = ((0, len(reuse.sources), result.reason),)
             return
+        reuse.failed = result.failed
         for first, length in result.written:
             reuse.sources[first : first + length] = Source.SEGMENT
         exact = reuse.sources[: found.prefix_tokens - found.blended_tokens]

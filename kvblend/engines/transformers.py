@@ -62,6 +62,7 @@ class TransformersEngine:
         check_supported(model, max_tokens)
         self._model = model.eval()
         self._client = client
+        self._transfer_seconds = transfer_seconds
         self._decoder = LlamaDecoder(model)
         self._stop = _stop_tokens(model)
         self._prefill_rate = 0
@@ -78,7 +79,7 @@ class TransformersEngine:
 
     def close(self) -> None:
         """Takes the buffer back from the agent and frees it. Stored text stays. Idempotent."""
-        self._client.unregister_kv_cache()
+        self._client.unregister_kv_cache(timeout=self._transfer_seconds)
         self._memory.close()
 
     def precompute(

@@ -26,6 +26,10 @@ class Call:
             raise KvblendError("DEADLINE_EXCEEDED", "the call's time is used up")
         return left
 
+    def at_least(self, seconds: float) -> float:
+        """What is left, but no less than `seconds`: for a call whose outcome must be known."""
+        return max(seconds, self._deadline - time.monotonic())
+
     def watch(self) -> None:
         """Raises Stopped when the copy has lost its purpose."""
         if time.monotonic() > self._deadline:

@@ -34,6 +34,8 @@ class Instance:
     memory: KvMemory
     facts: store.RegisterModelSpaceResponse
     ropes: list[RopeSpec]
+    # Names of the memory, which no two engine processes share.
+    handles: list[bytes]
     rope_proven: bool = False
     allocated_blocks: int = 0
     _changed: threading.Condition = field(default_factory=threading.Condition)
@@ -46,10 +48,14 @@ class Instance:
         """K of every layer group may be moved: its rotation is proven, or there is none."""
         return self.rope_proven or all(rope.style == common.ROPE_STYLE_NONE for rope in self.ropes)
 
+    def continues(self, old: "Instance") -> bool:
+        """The same engine process registers the same memory and model again: what it has proven stays proven."""
+        return (self.handles, self.facts.model_space_id, self.rank) == (old.handles, old.facts.model_space_id, old.rank)
+
     def watch(self) -> None:
         """Raises Stopped when the engine is gone: nobody needs its copies any more."""
         if self._gone:
-            raise Stopped(common.REASON_AGENT_UNAVAILABLE)
+            raise Stopped(common.REASON_SESSION_LOST)
 
     @contextmanager
     def copying(self) -> Iterator[KvMemory]:
@@ -64,18 +70,20 @@ class Instance:
         finally:
             with self._changed:
                 self._copies -= 1
+                if self._closing and not self._copies:
+                    self.memory.close()
                 self._changed.notify_all()
 
     def close(self, timeout: float, *, engine_gone: bool) -> bool:
         """Closes the mappings after the copies in flight, which stop early if the engine is gone.
 
-        False: a copy still ran after `timeout` seconds; the mappings stay.
+        False: a copy still ran after `timeout` seconds; the mappings close when it ends.
         """
         with self._changed:
             self._closing = True
             self._gone = self._gone or engine_gone
             if not self._changed.wait_for(lambda: self._copies == 0, timeout):
-                _log.error("a copy does not end; its mappings stay open", instance=self.instance_id)
+                _log.warning("a copy does not end; its mappings are still open", instance=self.instance_id)
                 return False
             self.memory.close()
             return True
@@ -142,7 +150,9 @@ class Instances:
                 memory=self._device.open(request.handles, layout),
                 facts=facts,
                 ropes=[rope_spec(group.rope) for group in request.model_space.groups],
+                handles=[handle.handle for handle in request.handles],
             )
+            instance.rope_proven = old is not None and instance.continues(old) and old.rope_proven
             with self._lock:
                 self._instances[instance.instance_id] = instance
         finally:

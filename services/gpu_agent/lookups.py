@@ -79,6 +79,8 @@ class Lookups:
         return job
 
     def _oldest_beyond_limit(self, key: Key) -> list[Key]:
+        if len(self._jobs) <= self._max_requests:
+            return []
         mine = [other for other in self._jobs if other[:2] == key[:2]]
         return mine[: max(0, len(mine) - self._max_requests)]
 

@@ -18,7 +18,7 @@ from services.gpu_agent.lookups import NOT_ERRORS, Lookups, object_refs
 from services.gpu_agent.plan import ChunkUse, Ref, ref_of
 from services.gpu_agent.ranges import Mask, Range, mask_of, parse_ranges, ranges_of
 from services.gpu_agent.requests import LookupJob
-from services.gpu_agent.sessions import SessionLost, StoreLink, StoreSession
+from services.gpu_agent.sessions import SETTLE_SECONDS, SessionLost, StoreLink, StoreSession
 from services.gpu_agent.slots import Slots, SlotTable
 from services.gpu_agent.totals import Totals
 
@@ -133,7 +133,9 @@ class Retriever:
             objects=object_refs(refs),
         )
         try:
-            answer: store.BeginCopyResponse = self._link.client.call("BeginCopy", request, call.left())
+            answer: store.BeginCopyResponse = self._link.client.call(
+                "BeginCopy", request, call.at_least(SETTLE_SECONDS)
+            )
         except KvblendError as error:
             if error.reason in ("DEADLINE_EXCEEDED", "UNKNOWN_SESSION"):
                 # The store may have made them BUSY, or has lost the session: only a new one is certain.

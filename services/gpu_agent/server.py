@@ -34,7 +34,7 @@ def build_server(settings: AgentSettings, stack: ExitStack) -> GrpcServer:
     service = AgentService(
         Parts(
             boot=Boot(settings.service),
-            policy=TenantPolicy(settings.tenants),
+            policy=TenantPolicy(settings.tenant_tokens),
             device=device,
             link=link,
             instances=instances,

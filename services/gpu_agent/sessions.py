@@ -28,7 +28,8 @@ _log = get_logger("session")
 _SILENT_BEATS = 5
 _CALL_SECONDS = 5.0
 _RECONNECT_SECONDS = 0.25
-_SETTLE_SECONDS = 2.0
+# Least time for a call that changes what the store holds for a session: a store that needs longer is not well.
+SETTLE_SECONDS = 2.0
 
 
 class SessionLost(Exception):
@@ -152,7 +153,7 @@ class StoreLink:
     def settle(self, method: str, request: Any, session: StoreSession) -> None:
         """A call that must arrive: EndCopy or Abort. If it cannot, the session is given up, which frees everything."""
         try:
-            self.client.call(method, request, _SETTLE_SECONDS)
+            self.client.call(method, request, SETTLE_SECONDS)
         except KvblendError as error:
             if session.lost or not (error.kind.may_retry or error.reason == "DEADLINE_EXCEEDED"):
                 return

@@ -28,7 +28,7 @@ class AgentSettings(ServiceSettings):
     arena_dir: Path | None = Field(
         None, description="The arena's directory as this agent sees it; unset: as the store names it."
     )
-    tenants: dict[str, list[str]] = Field(
+    tenant_tokens: dict[str, list[str]] = Field(
         default_factory=dict,
         description="Bearer token -> tenants it may act for, * for any. Empty: every local caller may act for any.",
     )

@@ -20,7 +20,7 @@ from services.gpu_agent.lookups import NOT_ERRORS
 from services.gpu_agent.plan import Ref, ref_of
 from services.gpu_agent.ranges import mask_of, parse_ranges
 from services.gpu_agent.requests import store_request_id
-from services.gpu_agent.sessions import SessionLost, StoreLink, StoreSession
+from services.gpu_agent.sessions import SETTLE_SECONDS, SessionLost, StoreLink, StoreSession
 from services.gpu_agent.slots import Slots, SlotTable
 from services.gpu_agent.totals import Totals
 
@@ -123,7 +123,7 @@ class Storer:
         return self._ask_to_reserve(reserve, call)
 
     def _ask_to_reserve(self, reserve: store.ReserveRequest, call: Call) -> store.ReserveResponse:
-        answer: store.ReserveResponse = self._link.client.call("Reserve", reserve, call.left())
+        answer: store.ReserveResponse = self._link.client.call("Reserve", reserve, call.at_least(SETTLE_SECONDS))
         return answer
 
     def _commit(
@@ -145,7 +145,7 @@ class Storer:
             written=[written[ref] for ref in refs],
         )
         try:
-            answer: store.CommitResponse = self._link.client.call("Commit", request, call.left())
+            answer: store.CommitResponse = self._link.client.call("Commit", request, call.at_least(SETTLE_SECONDS))
         except KvblendError as error:
             _log.warning("a commit was refused", detail=str(error))
             if error.reason == "DEADLINE_EXCEEDED":

@@ -114,16 +114,15 @@ class Arena:
         epoch = int(page["epoch"])
         shape = (int(page["headers"]), int(page["slabs"]), int(page["slab_bytes"]))
         wanted = (self.headers, self.slabs, self.slab_bytes)
-        if shape == wanted and all(self._has_slab(slab) for slab in range(self.slabs)):
+        if shape == wanted and self._whole_slabs() == self.slabs:
             return True, epoch
         _log.warning("the arena has another shape than before, starting empty", before=shape, now=wanted)
         page["epoch"] = epoch + 1
         self._remove_files()
         return False, epoch + 1
 
-    def _has_slab(self, slab: int) -> bool:
-        path = slab_path(self.directory, slab)
-        return path.exists() and path.stat().st_size == self.slab_bytes
+    def _whole_slabs(self) -> int:
+        return sum(path.stat().st_size == self.slab_bytes for path in self.directory.glob("slab-*"))
 
     def _remove_files(self) -> None:
         """Slabs first: without a catalog they could not be told from another arena's."""
@@ -133,7 +132,7 @@ class Arena:
             path.unlink()
 
     def _make_slabs(self) -> None:
-        missing = sum(self.slab_bytes for slab in range(self.slabs) if not self._has_slab(slab))
+        missing = (self.slabs - self._whole_slabs()) * self.slab_bytes
         if not self.reattached:
             missing += catalog_bytes(self._arena_bytes)
         check_room(self.directory, self._arena_bytes, missing, _free_bytes(self.directory))

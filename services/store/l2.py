@@ -30,7 +30,7 @@ _log = get_logger("l2")
 _OWN_WRITER = Writer(bytes(16), 0)
 _SMOOTHING = 0.2
 # The writer looks this often whether it should end.
-_STOP_SECONDS = 0.5
+_STOP_SECONDS = 0.1
 
 WritePolicy = Literal["all", "documents", "none"]
 

@@ -84,7 +84,6 @@ class Run:
         if edge is not None and self._lease(edge.key):
             self._prefix.append(edge)
         self._state.touch(self._leased[piece.key] for piece in self._prefix)
-        self._explain_break()
 
     def _explain_break(self) -> None:
         for index, chunk in enumerate(self.query.chain[self.whole_chunks :], self.whole_chunks):
@@ -122,6 +121,7 @@ class Run:
 
     def summary(self, epoch: int) -> store_pb2.LookupSummary:
         """prefix_tokens, segments and shortfalls add up to the prompt's tokens."""
+        self._explain_break()
         last = self.last_token
         before = trim(self._prefix, 0, last)
         end = before[-1].end if before else 0

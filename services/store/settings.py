@@ -139,6 +139,15 @@ class StoreSettings(ServiceSettings):
             raise ValueError("must be a power of two from 16 to 1024")
         return value
 
+    @field_validator("matcher")
+    @classmethod
+    def _targets(cls, value: str) -> str:
+        for target in filter(None, value.split(",")):
+            host, _, port = target.rpartition(":")
+            if not target.startswith("unix:/") and not (host and port.isdigit()):
+                raise ValueError("must be host:port or unix:/absolute/path, comma-separated, or empty")
+        return value
+
     @field_validator("redis_url")
     @classmethod
     def _known_scheme(cls, value: str) -> str:

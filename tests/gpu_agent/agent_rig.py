@@ -31,12 +31,15 @@ class CallFailed(Exception):
 
 
 class Rig:
-    def __init__(self, target: str, fake: FakeStore) -> None:
-        self.fake = fake
-        self.channel = grpc.insecure_channel(target)
+    """Calls to the agent at `target`, as an engine with memory of `shape`. `fake` is its store, if that is one."""
+
+    def __init__(self, target: str, fake: FakeStore | None = None, shape: KvShape = SHAPE, seed: int = 0) -> None:
+        if fake is not None:
+            self.fake = fake
+        self.channel = grpc.insecure_channel(target, options=[("grpc.max_reconnect_backoff_ms", 200)])
         self.stub: Any = agent_pb2_grpc.AgentServiceStub(self.channel)
-        self.engine = EngineMemory("paged_nhd", SHAPE)
-        self.space = model_space(SHAPE, ROPE, CHUNK)
+        self.engine = EngineMemory("paged_nhd", shape, seed)
+        self.space = model_space(shape, make_rope(common.ROPE_STYLE_NEOX, shape.head_size), CHUNK)
         self.metadata: tuple[tuple[str, str], ...] = ()
 
     def call(self, method: str, request: Any, timeout: float = 10.0) -> Any:
@@ -59,14 +62,15 @@ class Rig:
         return self.call("RegisterKvCache", self.registration(**changes))
 
     def prove_rope(self) -> None:
-        key = torch.randn(SHAPE.heads, SHAPE.head_size)
-        moved = rotate_slowly(key, ROPE, 1000)
+        rope = self.space.groups[0].rope
+        key = torch.randn(self.engine.shape.heads, self.engine.shape.head_size)
+        moved = rotate_slowly(key, rope, 1000)
         proof = pb.RopeProof(
             position_b=1000,
             key_a=key.numpy().astype("<f4").tobytes(),
             key_b=moved.numpy().astype("<f4").tobytes(),
         )
-        self.call("RegisterRope", pb.RegisterRopeRequest(instance_id=INSTANCE, ropes=[ROPE], proofs=[proof]))
+        self.call("RegisterRope", pb.RegisterRopeRequest(instance_id=INSTANCE, ropes=[rope], proofs=[proof]))
 
     def store(self, text: list[int], slots: pb.SlotMap, **changes: Any) -> pb.StoreKvResponse:
         fields = {
@@ -110,7 +114,13 @@ class Rig:
             time.sleep(0.02)
 
     def wait_ready(self) -> None:
-        self.wait_for(lambda: self.ping().liveness.dependencies[0].ready)
+        self.wait_for(self._ready)
+
+    def _ready(self) -> bool:
+        try:
+            return bool(self.ping().liveness.dependencies[0].ready)
+        except CallFailed:
+            return False
 
     def close(self) -> None:
         self.channel.close()
@@ -125,11 +135,11 @@ def blocks(*ids: int, first_slot: int = 0) -> pb.SlotMap:
     return pb.SlotMap(block_ids=encode(list(ids)), first_slot=first_slot)
 
 
-def slots_of(table: pb.SlotMap, positions: range) -> list[int]:
-    """Slots by the definition in the contract, for SHAPE's blocks."""
+def slots_of(table: pb.SlotMap, positions: range, block_tokens: int = SHAPE.block_tokens) -> list[int]:
+    """Slots by the definition in the contract."""
     ids = np.frombuffer(table.block_ids, "<u4").tolist()
     places = [table.first_slot + position for position in positions]
-    return [ids[place // SHAPE.block_tokens] * SHAPE.block_tokens + place % SHAPE.block_tokens for place in places]
+    return [ids[place // block_tokens] * block_tokens + place % block_tokens for place in places]
 
 
 def ranges(items: Any) -> list[tuple[int, int]]:

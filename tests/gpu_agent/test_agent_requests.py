@@ -4,7 +4,8 @@ import threading
 import time
 
 import pytest
-from agent_rig import INSTANCE, CallFailed, Rig, blocks, failures, ranges, running_agent
+from agent_rig import INSTANCE, SHAPE, CallFailed, Rig, blocks, failures, ranges, running_agent
+from engine_memory import EngineMemory
 from fake_store import FakeStore
 
 from kvblend.v1 import agent_pb2 as pb
@@ -140,7 +141,8 @@ def test_kept_leases_end_with_the_request(stored: Rig) -> None:
 
 
 def test_a_segment_is_dropped_until_the_rope_is_proven(rig: Rig) -> None:
-    rig.register()
+    other = EngineMemory("paged_nhd", SHAPE)
+    rig.register(handles=other.handles)
     rig.store(TEXT, STORED)
     rig.fake.serve_segment(5, 0, 40)
     answer = rig.lookup(list(range(60)))
@@ -149,6 +151,10 @@ def test_a_segment_is_dropped_until_the_rope_is_proven(rig: Rig) -> None:
     rig.wait_for(lambda: [len(request.objects) for request in rig.fake.named("ReleaseLeases")] == [3])
     rig.prove_rope()
     assert [item.length for item in rig.lookup(list(range(60)), "r2").segments] == [40]
+    # The same engine that only registers again need not prove it again.
+    rig.register(handles=other.handles)
+    assert [item.length for item in rig.lookup(list(range(60)), "r3").segments] == [40]
+    other.close()
 
 
 def test_case_65_without_a_store_the_answer_is_nothing_to_reuse(stored: Rig) -> None:

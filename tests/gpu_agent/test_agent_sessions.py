@@ -2,7 +2,8 @@
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from agent_rig import INSTANCE, CallFailed, Rig, blocks, failures, outcomes, ranges, running_agent
@@ -10,6 +11,7 @@ from fake_store import FakeStore, session_files
 
 from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import store_pb2 as store
+from services.gpu_agent.devices.cpu import CpuKvMemory
 
 TEXT = list(range(40))
 STORED = blocks(*range(10))
@@ -177,3 +179,68 @@ def test_a_store_that_falls_silent_counts_as_away(fake: FakeStore, monkeypatch: 
         fake.start()
         rig.wait_for(lambda: len(fake.named("Session")) >= 3)
         silent.set()
+
+
+def test_case_62_a_copy_stops_at_its_next_layer_when_the_time_is_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def endless(self: CpuKvMemory, group: int, pieces: object, rope: object, watch: Callable[[], None]) -> None:
+        while True:
+            watch()
+            threading.Event().wait(0.01)
+
+    rig.store(TEXT, STORED)
+    rig.fake.serve_prefix(3)
+    rig.lookup(TEXT)
+    monkeypatch.setattr(CpuKvMemory, "scatter", endless)
+    with pytest.raises(CallFailed, match="DEADLINE"):
+        rig.retrieve(OTHER, timeout=0.3)
+    rig.wait_for(lambda: len(rig.fake.named("EndCopy")) == 1)
+
+
+def test_a_vanished_engine_s_copy_stops_at_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    copying = threading.Event()
+
+    def endless(self: CpuKvMemory, group: int, pieces: object, watch: Callable[[], None]) -> None:
+        copying.set()
+        while True:
+            watch()
+            threading.Event().wait(0.01)
+
+    monkeypatch.setattr(CpuKvMemory, "gather", endless)
+    stream = EngineStream(rig)
+    answers: list[list[tuple[str, str]]] = []
+    copier = threading.Thread(target=lambda: answers.append(outcomes(rig.store(TEXT, STORED))))
+    copier.start()
+    copying.wait(5)
+    stream.vanish()
+    copier.join(5)
+    assert answers == [[("FAILED", "SESSION_LOST")] * 3]
+    assert len(rig.fake.named("Abort")) == 1
+    rig.wait_for(lambda: not registered(rig))
+
+
+def test_unregistering_waits_for_a_transfer(rig: Rig) -> None:
+    go_on, committing = threading.Event(), threading.Event()
+
+    def hold(_: store.CommitRequest) -> None:
+        committing.set()
+        go_on.wait(10)
+
+    rig.fake.before["Commit"] = hold
+    copier = threading.Thread(target=lambda: rig.store(TEXT, STORED))
+    copier.start()
+    committing.wait(5)
+    request = pb.UnregisterKvCacheRequest(instance_id=INSTANCE)
+    with pytest.raises(CallFailed, match="DEADLINE_EXCEEDED"):
+        rig.call("UnregisterKvCache", request, timeout=0.3)
+    assert not registered(rig)
+    assert rig.engine.buffers[0].name in mapped_twice()
+    go_on.set()
+    copier.join(5)
+    rig.wait_for(lambda: not mapped_twice())
+
+
+def mapped_twice() -> set[str]:
+    """Engine memory that this process has mapped as the engine and as the agent."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    names = [Path(line.split(maxsplit=5)[5]).name for line in lines if "/dev/shm/kvblend-" in line]
+    return {name for name in names if names.count(name) > 1}

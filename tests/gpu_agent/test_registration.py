@@ -350,7 +350,7 @@ def test_a_store_that_is_away_refuses_a_registration_for_now(fake: FakeStore) ->
 
 
 def test_two_tenants_cannot_touch_each_other_s_instances(fake: FakeStore) -> None:
-    with running_agent(fake, register=False, tenants={"ta": ["a"], "tb": ["b"], "op": ["*"]}) as rig:
+    with running_agent(fake, register=False, tenant_tokens={"ta": ["a"], "tb": ["b"], "op": ["*"]}) as rig:
         with pytest.raises(CallFailed, match="UNAUTHENTICATED"):
             rig.ping()
         rig.metadata = (("authorization", "Bearer ta"),)
@@ -376,7 +376,7 @@ def test_clearing_needs_the_right_over_what_is_cleared(fake: FakeStore) -> None:
     everything = common.ClearScope(everything=True)
     theirs = common.ClearScope(document=common.DocumentScope(tenant="b", document="d"))
     mine = common.ClearScope(document=common.DocumentScope(document="d"))
-    with running_agent(fake, register=False, tenants={"ta": ["a"], "op": ["*"]}) as rig:
+    with running_agent(fake, register=False, tenant_tokens={"ta": ["a"], "op": ["*"]}) as rig:
         rig.metadata = (("authorization", "Bearer ta"),)
         for scope in (everything, theirs, common.ClearScope(space_id=b"s" * 16)):
             with pytest.raises(CallFailed, match="TENANT_NOT_ALLOWED"):

@@ -1,0 +1,74 @@
+"""Matcher, store and agents as processes of their own."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+from agent_rig import Rig
+
+from kvblend.layouts import KvShape
+from kvblend.v1 import store_pb2 as store
+from kvblend.v1 import store_pb2_grpc
+
+
+class Stack:
+    """Sockets, arena and logs in one directory. `arena_mib` is the size of L1."""
+
+    def __init__(self, directory: Path, arena_mib: int) -> None:
+        self.directory = directory
+        self._arena_bytes = arena_mib << 20
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._rigs: list[Rig] = []
+        self._channel = grpc.insecure_channel(self.target("store"), options=[("grpc.max_reconnect_backoff_ms", 200)])
+        self._store = store_pb2_grpc.StoreServiceStub(self._channel)
+
+    def target(self, name: str) -> str:
+        return f"unix:{self.directory}/{name}.sock"
+
+    def start(self, name: str, module: str, *flags: str) -> None:
+        command = [sys.executable, "-m", module, "--listen", self.target(name), "--drain-seconds", "0", *flags]
+        with (self.directory / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def start_matcher(self) -> None:
+        self.start("matcher", "services.matcher")
+
+    def start_store(self) -> None:
+        size = str(self._arena_bytes)
+        arena = ["--arena-dir", f"{self.directory}/arena", "--arena-bytes", size, "--slab-bytes", size]
+        times = ["--reservation-ttl-seconds", "1", "--session-grace-seconds", "0.5"]
+        self.start("store", "services.store", *arena, *times, "--matcher", self.target("matcher"))
+
+    def start_agent(self, name: str = "agent") -> None:
+        flags = ["--store", self.target("store"), "--name", name, "--heartbeat-seconds", "0.2"]
+        self.start(name, "services.gpu_agent", *flags)
+
+    def rig(self, name: str, shape: KvShape, seed: int = 0) -> Rig:
+        """An engine that the running agent `name` knows, its rope proven."""
+        rig = Rig(self.target(name), shape=shape, seed=seed)
+        self._rigs.append(rig)
+        rig.wait_for(rig._ready, 30)
+        rig.register()
+        rig.prove_rope()
+        return rig
+
+    def stats(self) -> store.GetStoreStatsResponse:
+        return self._store.GetStoreStats(store.GetStoreStatsRequest(), timeout=10, wait_for_ready=True)
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        os.kill(self._processes[name].pid, number)
+
+    def kill(self, name: str) -> None:
+        self._processes[name].kill()
+        self._processes[name].wait()
+
+    def close(self) -> None:
+        for rig in self._rigs:
+            rig.close()
+        self._channel.close()
+        for process in self._processes.values():
+            process.kill()
+            process.wait()
