@@ -2,12 +2,17 @@
 
 import logging
 import sys
+from collections.abc import MutableMapping
 from typing import Any
 
 import structlog
 
 
 def configure_logs(service: str, level: str, json: bool) -> None:
+    def add_service(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        # Not a context variable: those do not reach background threads.
+        return {"service": service, **event}
+
     renderer: Any = (
         structlog.processors.JSONRenderer()
         if json
@@ -15,7 +20,7 @@ def configure_logs(service: str, level: str, json: bool) -> None:
     )
     structlog.configure(
         processors=[
-            structlog.contextvars.merge_contextvars,
+            add_service,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
@@ -24,7 +29,6 @@ def configure_logs(service: str, level: str, json: bool) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
-    structlog.contextvars.bind_contextvars(service=service)
 
 
 def get_logger(name: str) -> Any:

@@ -1,5 +1,6 @@
 """A gRPC server with what every service needs: deadline rule, errors, metrics, health, reflection."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -26,11 +27,15 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", 16 << 20),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    # New replicas get work: connections are closed politely now and then.
-    ("grpc.max_connection_age_ms", 300_000),
-    ("grpc.max_connection_age_grace_ms", 600_000),
     # A second server on the same port must fail, not share it silently.
     ("grpc.so_reuseport", 0),
+]
+
+# For services with replicas: connections are closed politely now and then, so that new replicas get work.
+# Not for those with session streams, which mean "this process lives".
+_AGING_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_connection_age_ms", 300_000),
+    ("grpc.max_connection_age_grace_ms", 60_000),
 ]
 
 Handler = Callable[[Any, grpc.ServicerContext], Any]
@@ -41,6 +46,15 @@ class _Calls(grpc.ServerInterceptor):  # type: ignore[misc]
 
     def __init__(self, latencies: Latencies) -> None:
         self._latencies = latencies
+        self._lock = threading.Lock()
+        self._sessions: set[grpc.ServicerContext] = set()
+
+    def end_sessions(self) -> None:
+        """Session streams would hold a stop for its whole grace: they never end by themselves."""
+        with self._lock:
+            sessions = list(self._sessions)
+        for context in sessions:
+            context.cancel()
 
     def intercept_service(self, continuation: Callable[..., Any], details: Any) -> Any:
         handler = continuation(details)
@@ -50,7 +64,7 @@ class _Calls(grpc.ServerInterceptor):  # type: ignore[misc]
         exempt = method.startswith(_NO_DEADLINE)
         if handler.request_streaming:
             return grpc.stream_stream_rpc_method_handler(
-                self._streaming(handler.stream_stream, method, True),
+                self._session(self._streaming(handler.stream_stream, method, True)),
                 handler.request_deserializer,
                 handler.response_serializer,
             )
@@ -94,6 +108,18 @@ class _Calls(grpc.ServerInterceptor):  # type: ignore[misc]
 
         return handle
 
+    def _session(self, inner: Handler) -> Handler:
+        def handle(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+            with self._lock:
+                self._sessions.add(context)
+            try:
+                yield from inner(request, context)
+            finally:
+                with self._lock:
+                    self._sessions.discard(context)
+
+        return handle
+
     def _record(self, method: str, context: grpc.ServicerContext, start: float) -> None:
         seconds = time.perf_counter() - start
         name = method.rsplit("/", 1)[-1]
@@ -121,17 +147,21 @@ def _fail_unexpected(context: grpc.ServicerContext, method: str, error: Exceptio
 
 
 class GrpcServer:
-    """Composes one service's server. `start` when everything behind it is ready."""
+    """Composes one service's server. `start` when everything behind it is ready.
 
-    def __init__(self, settings: ServiceSettings, service_names: list[str]) -> None:
+    `replicated`: clients balance over several of these and must look for new ones now and then.
+    """
+
+    def __init__(self, settings: ServiceSettings, service_names: list[str], *, replicated: bool = False) -> None:
         self.latencies = Latencies()
+        self._calls = _Calls(self.latencies)
         self._settings = settings
         self._names = service_names
         pool = futures.ThreadPoolExecutor(settings.threads + _SESSION_THREADS, thread_name_prefix="rpc")
         self.grpc = grpc.server(
             pool,
-            interceptors=[_Calls(self.latencies)],
-            options=_SERVER_OPTIONS,
+            interceptors=[self._calls],
+            options=_SERVER_OPTIONS + (_AGING_OPTIONS if replicated else []),
             maximum_concurrent_rpcs=settings.threads + _SESSION_THREADS,
         )
         self.health = health.HealthServicer()
@@ -163,4 +193,7 @@ class GrpcServer:
         _log.info("ready", listen=self._settings.listen)
 
     def stop(self, grace_seconds: float) -> None:
-        self.grpc.stop(grace_seconds).wait(grace_seconds + 5)
+        """Refuses new calls, ends sessions, and gives calls in flight `grace_seconds`."""
+        stopped = self.grpc.stop(grace_seconds)
+        self._calls.end_sessions()
+        stopped.wait(grace_seconds + 5)

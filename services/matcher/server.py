@@ -44,7 +44,7 @@ def build(settings: MatcherSettings, stack: ExitStack) -> GrpcServer:
     """Components in start order. The table has nothing to close: it lives as long as the process."""
     del stack
     compile_kernels()
-    server = GrpcServer(settings, [SERVICE])
+    server = GrpcServer(settings, [SERVICE], replicated=True)
     service = MatcherService(Spaces(), Boot(settings.service), server.latencies)
     matcher_pb2_grpc.add_MatcherServiceServicer_to_server(service, server.grpc)  # type: ignore[no-untyped-call]
     return server
