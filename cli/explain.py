@@ -1,7 +1,8 @@
 """`kvblend explain`: where each token's KV of one prompt would come from, and why not more.
 
-It only observes: it asks for an engine's answer under a request of its own and gives the leases
-back. It opens no engine session, as its end would mean to the agent that the engine is gone.
+Where an engine serves the model, it only observes: it asks for that engine's answer under a request of its own and
+gives the leases back. It opens no engine session, as its end would mean to the agent that the engine is gone.
+Where none does, it loads the model and answers as `kvblend demo` would.
 """
 
 import json
@@ -17,6 +18,7 @@ import numpy as np
 from rich.text import Text
 
 from cli.console import make_console
+from cli.explain_answer import Explained
 from cli.probe import Peer
 from cli.report.model import SegmentPlace, Shortfall
 from cli.report.pieces import build_pieces, sources_of_lookup, visible
@@ -61,15 +63,6 @@ class Question:
         return not self.documents
 
 
-@dataclass(frozen=True)
-class Answer:
-    """The agent's answer to the lookup of one prompt."""
-
-    prefix_tokens: int
-    segments: list[SegmentPlace]
-    shortfalls: list[Shortfall]
-
-
 def run(file: Path, agent: str, model: Path, as_json: bool, instance: str = "") -> int:
     """0: explained; 1: it could not be, said in one line. `instance`: whose answer; "": the one that serves `model`."""
     peer = Peer("agent", agent)
@@ -77,8 +70,8 @@ def run(file: Path, agent: str, model: Path, as_json: bool, instance: str = "") 
         question = read_question(file)
         chosen, note = _choose_instance(peer, model, instance)
         tokenizer = _load_tokenizer(model)
-        tokens, owners = tokenise(question, tokenizer)
-        answer = _lookup(peer, chosen, tokens)
+        tokens, owners, question_tokens = tokenise(question, tokenizer)
+        answer = _lookup(peer, chosen, tokens) if chosen else _answer(model, agent, tokens, question_tokens)
     except CannotExplain as error:
         make_console(stderr=True).print(Text(f"kvblend explain: {visible(str(error))}"), soft_wrap=True)
         return 1
@@ -87,7 +80,7 @@ def run(file: Path, agent: str, model: Path, as_json: bool, instance: str = "") 
     if as_json:
         print(json.dumps({"file": str(file), "instance": chosen, "tokens": len(tokens), **asdict(answer)}, indent=2))
         return 0
-    sources, found = sources_of_lookup(len(tokens), answer.prefix_tokens, answer.segments)
+    sources, found = sources_of_lookup(len(tokens), answer.prefix_tokens, answer.segments, answer.recomputed or ())
     pieces = build_pieces(
         tokens,
         sources,
@@ -97,7 +90,9 @@ def run(file: Path, agent: str, model: Path, as_json: bool, instance: str = "") 
     notes = [note] if note else []
     if _seams_likely(question, answer, len(tokens)):
         notes.append(_SEAMS)
-    summary = Summary(f"{file.name}, as {chosen} would answer it", answer.segments, EXPECTED_RECOMPUTE, notes=notes)
+    expected = EXPECTED_RECOMPUTE if answer.recomputed is None else None
+    title = f"{file.name}, as {chosen or model.resolve().name} would answer it"
+    summary = Summary(title, answer.segments, expected, notes=notes)
     render(pieces, answer.shortfalls, summary, make_console())
     return 0
 
@@ -137,11 +132,11 @@ def _documents_of(file: Path, data: Any) -> Question:
     return question
 
 
-def tokenise(question: Question, tokenizer: Any) -> tuple[list[int], list[str]]:
-    """Token ids, and of each the document it belongs to ("" outside of documents, or unknown)."""
+def tokenise(question: Question, tokenizer: Any) -> tuple[list[int], list[str], int]:
+    """Token ids; of each the document it belongs to ("" outside of documents, or unknown); the question's tokens."""
     if question.plain:
         tokens = [int(token) for token in tokenizer.encode(question.text)]
-        return tokens, [""] * len(tokens)
+        return tokens, [""] * len(tokens), 1
     builder = PromptBuilder(tokenizer, question.system)
     for name, text in question.documents:
         builder.add_document(name, text)
@@ -149,7 +144,7 @@ def tokenise(question: Question, tokenizer: Any) -> tuple[list[int], list[str]]:
     owners = [""] * len(prompt.tokens)
     for name, first, length in prompt.parts:
         owners[first : first + length] = [name] * length
-    return prompt.tokens.tolist(), owners
+    return prompt.tokens.tolist(), owners, prompt.question[1]
 
 
 def _load_tokenizer(model: Path) -> Any:
@@ -168,7 +163,7 @@ def _load_tokenizer(model: Path) -> Any:
 
 
 def _choose_instance(peer: Peer, model: Path, wanted: str) -> tuple[str, str]:
-    """The instance to ask for, and a note where that is a guess."""
+    """The instance to ask for ("": there is none), and a note where that is a guess."""
     probe = peer.probe(_CALL_SECONDS)
     if not probe.reachable:
         raise CannotExplain(probe.detail)
@@ -176,7 +171,14 @@ def _choose_instance(peer: Peer, model: Path, wanted: str) -> tuple[str, str]:
         instances = list(peer.stub.GetAgentStats(agent_pb2.GetAgentStatsRequest(), timeout=_CALL_SECONDS).instances)
     except grpc.RpcError as error:
         raise CannotExplain(f"the agent at {peer.target} answered {reason_of(error)}: {error.details()}") from None
-    return choose_instance(instances, model, wanted, peer.target)
+    return choose_instance(instances, model, wanted, peer.target) if instances or wanted else ("", "")
+
+
+def _answer(model: Path, agent: str, tokens: Sequence[int], question_tokens: int) -> Explained:
+    make_console(stderr=True).print(f"no engine serves {model.resolve().name}: loading the model to answer here")
+    from cli.explain_engine import answer_with_model
+
+    return answer_with_model(model, agent, tokens, question_tokens)
 
 
 def choose_instance(
@@ -204,7 +206,7 @@ def choose_instance(
     )
 
 
-def _lookup(peer: Peer, instance_id: str, tokens: Sequence[int]) -> Answer:
+def _lookup(peer: Peer, instance_id: str, tokens: Sequence[int]) -> Explained:
     request_id = f"explain-{secrets.token_hex(8)}"
     request = agent_pb2.AgentServiceLookupRequest(
         instance_id=instance_id,
@@ -219,7 +221,7 @@ def _lookup(peer: Peer, instance_id: str, tokens: Sequence[int]) -> Answer:
         reason, detail = reason_of(error), error.details() or ""
         if reason not in WORDS:
             raise CannotExplain(f"the agent at {peer.target} answered {reason}: {detail}") from None
-        return Answer(0, [], [Shortfall(reason, len(tokens), detail)])
+        return Explained(0, [], [Shortfall(reason, len(tokens), detail)])
     finally:
         _end(peer, instance_id, request_id)
     segments = [
@@ -228,7 +230,7 @@ def _lookup(peer: Peer, instance_id: str, tokens: Sequence[int]) -> Answer:
     shortfalls = [
         Shortfall(bare_name(pb.Reason.Name(item.reason)), item.tokens, item.detail) for item in answer.shortfalls
     ]
-    return Answer(answer.prefix_tokens, segments, shortfalls)
+    return Explained(answer.prefix_tokens, segments, shortfalls)
 
 
 def _end(peer: Peer, instance_id: str, request_id: str) -> None:
@@ -240,7 +242,7 @@ def _end(peer: Peer, instance_id: str, request_id: str) -> None:
         return
 
 
-def _seams_likely(question: Question, answer: Answer, total: int) -> bool:
+def _seams_likely(question: Question, answer: Explained, total: int) -> bool:
     """A plain text of which more than half was not found, though something is stored."""
     found = answer.prefix_tokens + sum(place.length for place in answer.segments)
     reasons = {shortfall.reason for shortfall in answer.shortfalls}

@@ -48,7 +48,7 @@ def up(
 def demo(
     docs: Annotated[Path | None, typer.Option(metavar="PATH", help="Your own folder of text files.")] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the report goes.")] = Path("build/demo"),
-    prompts: Annotated[int, typer.Option(min=1, help="Prompts with the documents in a new order.")] = 8,
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts with the documents in a new order.")] = 6,
     recompute: Annotated[
         float, typer.Option(min=0.0, max=1.0, metavar="FRACTION", help="Share of reused tokens to recompute.")
     ] = 0.15,
@@ -68,12 +68,13 @@ def explain(
     file: Annotated[Path, typer.Argument(help='A prompt: text, or JSON {"documents": [...], "question": ...}.')],
     agent: Agent = AGENT_LISTEN,
     model: Model = MODEL_FOLDER,
+    instance: Annotated[str, typer.Option(metavar="ID", help="Whose answer, where an agent serves several.")] = "",
     as_json: Json = False,
 ) -> None:
     """Show where each token's KV would come from, and why not more."""
     from cli.explain import run
 
-    raise typer.Exit(run(file, agent, model, as_json))
+    raise typer.Exit(run(file, agent, model, as_json, instance))
 
 
 @app.command()

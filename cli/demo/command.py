@@ -1,5 +1,6 @@
 """`kvblend demo`: documents computed once, then asked about in ever new orders, both ways."""
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from cli.demo.documents import Document, NoDocuments, from_folder, standard_libr
 from cli.demo.loading import CHUNK_TOKENS, load_model, open_engine
 from cli.demo.orders import new_orders
 from cli.demo.screen import precompute_line, print_report, prompt_line
-from cli.demo.session import Asked, DemoSession
+from cli.demo.session import SYSTEM, Asked, DemoSession
 from cli.local import LocalServices
 from cli.report.model import DemoReport, RunFacts
 from cli.report.page import write_report
@@ -50,7 +51,8 @@ def run(docs: Path | None, out: Path, prompts: int, recompute: float, model: Pat
         report = _measure(session, documents, orders, _facts(engine.space, recompute), console)
     print_report(report, console)
     page, data = write_report(report, out)
-    console.print(f"\nthe report: {page} and {data}")
+    example = _write_example(documents, orders[0], out)
+    console.print(f"\nthe report: {page} and {data}\na prompt for `kvblend explain`: {example}")
     return 0 if report.totals()["false_matches"] == 0 else 1
 
 
@@ -99,13 +101,13 @@ def _measure(
         for asked in orders:
             progress.update(task, advance=1, description=f"asking {asked.name}")
             reports.append(session.ask(asked))
-            progress.console.print(prompt_line(reports[-1]), highlight=False)
+            progress.console.print(prompt_line(reports[-1]), highlight=False, soft_wrap=True)
         progress.update(task, advance=1, description="asking the same prompt again, and an unknown one")
         exact = session.ask(_same_again(orders[0]), store_first=True, unrepaired=False)
         unknown_report = session.ask(_unknown(unknown), unrepaired=False)
         progress.update(task, advance=1)
     for report in (exact, unknown_report):
-        console.print(prompt_line(report), highlight=False)
+        console.print(prompt_line(report), highlight=False, soft_wrap=True)
     return DemoReport(facts, precompute, reports, exact, unknown_report)
 
 
@@ -120,6 +122,16 @@ def _same_again(asked: Asked) -> Asked:
 
 def _unknown(documents: list[Document]) -> Asked:
     return Asked("unknown documents", _question(documents[0].name), [document.name for document in documents])
+
+
+def _write_example(documents: list[Document], asked: Asked, out: Path) -> Path:
+    """The first prompt in yet another order, as `kvblend explain` reads it."""
+    texts = {document.name: document.text for document in documents}
+    named = [{"name": name, "text": texts[name]} for name in reversed(asked.documents)]
+    example = out / "prompt.json"
+    body = {"system": SYSTEM, "documents": named, "question": asked.question}
+    example.write_text(json.dumps(body, indent=1, ensure_ascii=False), encoding="utf-8")
+    return example
 
 
 def _facts(space: pb.ModelSpace, recompute: float) -> RunFacts:

@@ -8,11 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from kvblend import KvblendClient
+from kvblend.blend import Source, Sources
 from kvblend.engines.transformers import TransformersEngine
 
 # Small documents: small chunks waste less at their ends.
 CHUNK_TOKENS = 64
 MAX_TOKENS = 6144
+SOURCE_NAMES = {
+    Source.PREFIX: "prefix",
+    Source.SEGMENT: "segment",
+    Source.RECOMPUTED: "recomputed",
+    Source.NEW: "new",
+}
 
 
 @dataclass(frozen=True)
@@ -20,6 +27,11 @@ class LoadedModel:
     name: str
     model: Any
     tokenizer: Any
+
+
+def source_names(sources: Sources) -> list[str]:
+    """The words for where each token's KV came from."""
+    return [SOURCE_NAMES[Source(mark)] for mark in sources]
 
 
 def load_model(folder: Path) -> LoadedModel:

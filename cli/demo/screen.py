@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.report.model import DemoReport, Precompute, PromptReport
+from cli.report.pieces import visible
 
 # The last: KLQ without any recompute. Narrow enough for 80 columns.
 COLUMNS = ("prompt", "tokens", "prefix", "as is", "again", "new", "full ms", "ours ms", "KLQ", "KLQ 0 %")
@@ -44,7 +45,14 @@ def print_report(report: DemoReport, console: Console) -> None:
     for prompt in report.every_prompt():
         console.print(f"\n[bold]{prompt.name}[/bold]", highlight=False)
         for label, answer in (("full prefill", prompt.answer_full), ("kvblend", prompt.answer_kvblend)):
-            console.print(f"  {label:>12}: {answer or '(nothing)'}", markup=False, highlight=False)
+            console.print(
+                f"  {label:>12}: {_one_line(answer) or '(nothing)'}", markup=False, highlight=False, soft_wrap=True
+            )
+
+
+def _one_line(answer: str) -> str:
+    """Line ends made visible; what could act on the terminal too."""
+    return visible(answer).replace("\n", " ⏎ ")
 
 
 def _cells(name: str, values: Mapping[str, object]) -> list[str]:

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from cli.colors import SOURCES
 from cli.demo.divergence import mean_divergence
 from cli.demo.documents import Document
+from cli.demo.loading import source_names
 from cli.report.model import Precompute, PromptReport, SegmentPlace, Shortfall, StoredDocument
 from cli.report.pieces import build_pieces
 from kvblend import Prompt, PromptBuilder
-from kvblend.blend import Source
 from kvblend.engines.answer import Answer
 from kvblend.engines.transformers import TransformersEngine
 from kvblend.results import Segment, StoreResult
@@ -20,12 +21,6 @@ from kvblend.v1 import common_pb2 as pb
 
 SYSTEM = "You document a code base. Answer from the files given, in one or two sentences."
 ANSWER_TOKENS = 32
-SOURCE_NAMES = {
-    Source.PREFIX: "prefix",
-    Source.SEGMENT: "segment",
-    Source.RECOMPUTED: "recomputed",
-    Source.NEW: "new",
-}
 
 
 def kv_bytes_per_token(space: pb.ModelSpace) -> int:
@@ -97,8 +92,8 @@ class DemoSession:
         return report
 
     def _report(self, asked: Asked, prompt: Prompt, full: Answer, blended: Answer) -> PromptReport:
-        sources = [SOURCE_NAMES[Source(mark)] for mark in blended.sources]
-        counts = {name: sources.count(name) for name in SOURCE_NAMES.values()}
+        sources = source_names(blended.sources)
+        counts = {name: sources.count(name) for name in SOURCES}
         tokens = prompt.tokens.tolist()
         return PromptReport(
             name=asked.name,

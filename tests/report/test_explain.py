@@ -232,5 +232,5 @@ def test_source_code_that_begins_with_a_brace_is_plain_text(tmp_path: Path) -> N
 
 def test_nothing_stored_is_not_blamed_on_the_seams() -> None:
     question = explain.Question(text="a")
-    nothing = explain.Answer(0, [], [Shortfall("NOTHING_STORED", 9)])
+    nothing = explain.Explained(0, [], [Shortfall("NOTHING_STORED", 9)])
     assert not explain._seams_likely(question, nothing, 9)

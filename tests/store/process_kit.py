@@ -1,5 +1,6 @@
 """A real store process, and an agent-like test process that maps its arena and copies."""
 
+import importlib
 import mmap
 import queue
 import secrets
@@ -19,6 +20,10 @@ from kvblend.v1 import store_pb2, store_pb2_grpc
 from services.common.arena_format import SessionFile, open_catalog, slab_path
 from services.common.channels import open_channel
 from services.common.tokens import encode_u32
+
+# The server for tests of what lies beside the store.
+sys.path.append(str(Path(__file__).parent.parent / "store_edges"))
+redis_server = importlib.import_module("redis_server").redis_server
 
 CALL_SECONDS = 20.0
 _MIB = 1 << 20
