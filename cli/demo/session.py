@@ -40,10 +40,13 @@ class Asked:
 class DemoSession:
     """Asks prompts of `engine` and measures; documents are added once and stay known."""
 
-    def __init__(self, engine: TransformersEngine, tokenizer: Any, recompute: float) -> None:
+    def __init__(
+        self, engine: TransformersEngine, tokenizer: Any, recompute: float, answer_tokens: int = ANSWER_TOKENS
+    ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
         self._recompute = recompute
+        self._answer_tokens = answer_tokens
         self.builder = PromptBuilder(tokenizer, SYSTEM)
         # What could not be stored, and why.
         self.problems: list[StoreResult] = []
@@ -76,11 +79,11 @@ class DemoSession:
         """Answers one prompt both ways. `store_first` keeps the full prefill's KV before kvblend is asked."""
         prompt = self.builder.build(asked.documents, asked.question)
         question = prompt.question[1]
-        full = self._engine.full_prefill(prompt.tokens, max_new_tokens=ANSWER_TOKENS, question_tokens=question)
+        full = self._engine.full_prefill(prompt.tokens, max_new_tokens=self._answer_tokens, question_tokens=question)
         if store_first:
             self._engine.store_prompt(prompt.tokens)
         blended = self._engine.answer(
-            prompt.tokens, max_new_tokens=ANSWER_TOKENS, recompute=self._recompute, question_tokens=question
+            prompt.tokens, max_new_tokens=self._answer_tokens, recompute=self._recompute, question_tokens=question
         )
         without = None
         if unrepaired:

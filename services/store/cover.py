@@ -57,7 +57,9 @@ def trim(pieces: Iterable[Piece], first: int, end: int) -> list[Piece]:
     kept = []
     for piece in pieces:
         start, stop = max(piece.position, first), min(piece.end, end)
-        if start < stop:
+        if stop - start == piece.length:
+            kept.append(piece)
+        elif start < stop:
             skip = start - piece.position
             kept.append(Piece(start, piece.key, piece.offset + skip, stop - start, piece.stored_position + skip))
     return kept

@@ -1,6 +1,7 @@
 """Names of chunks and objects inside the store."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import object_pb2
@@ -8,8 +9,7 @@ from services.common.identity import OBJECT_FORMAT_VERSION
 from services.common.tokens import TOKEN_BYTES
 
 
-@dataclass(frozen=True)
-class ChunkKey:
+class ChunkKey(NamedTuple):
     """One chunk of one space in one domain, over all layer groups and ranks."""
 
     space_id: bytes
@@ -17,8 +17,7 @@ class ChunkKey:
     chain_hash: bytes
 
 
-@dataclass(frozen=True)
-class ObjectKey:
+class ObjectKey(NamedTuple):
     """One chunk's KV of one layer group for one rank: the unit of storage."""
 
     chunk: ChunkKey

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from blake3 import blake3
 
@@ -18,8 +19,7 @@ from services.store.spaces import ResolvedSpace
 DEFAULT_CLASSES = (pb.CONTEXT_CLASS_ALONE, pb.CONTEXT_CLASS_SHARED_PREFIX)
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """Tokens [offset, offset + length) of a stored chunk serve the prompt from `position` on."""
 
     position: int

@@ -5,7 +5,6 @@ chunk is in the arena in full, its tokens are the prompt's, and its context clas
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
@@ -59,7 +58,7 @@ def check(state: StoreState, query: Query, claim: Piece) -> tuple[Piece | None, 
     if not _same_tokens(query, claim, chunk):
         state.stats.add("false_claims")
         return None, pb.REASON_UNKNOWN_TEXT
-    return replace(claim, stored_position=chunk.info.stored_position + claim.offset), pb.REASON_UNSPECIFIED
+    return claim._replace(stored_position=chunk.info.stored_position + claim.offset), pb.REASON_UNSPECIFIED
 
 
 def _same_tokens(query: Query, claim: Piece, chunk: Chunk) -> bool:
