@@ -1,67 +1,111 @@
-"""The non-overlapping cover that saves most: as many tokens as any, in as few runs as any.
+"""The non-overlapping cover that saves most: as many tokens as any, then in as few segments, then of better classes.
 
-A run may be cut at any token, so every token that some run covers can be covered: the most that can be saved is the
-union of the runs. Sweeping from the left and always taking the run that reaches farthest gives that union with the
-fewest cuts. Only pieces shorter than SHORTEST_SEGMENT are given up, as their cost is above their worth.
+Runs may be cut at any token, but no piece may be shorter than SHORTEST_SEGMENT. So the best cover of the first x
+tokens ends either with an uncovered token or with a segment [s, x) of some run, s <= x - SHORTEST_SEGMENT, behind
+the best cover of the first s. Of the runs of one context class that reach to x, the one that begins first offers
+every s that any of them does; its index only grows with x, once runs that lie inside another of their class are left
+out. The best s in its window is the front of a monotonic queue, so all this is linear in tokens, however many runs
+overlap.
 """
 
-from collections.abc import Sequence
+import numpy as np
+from numba import njit
 
-from services.matcher.runs import Run
+from services.matcher.kernels import I32, I64, U8
 
 SHORTEST_SEGMENT = 16
 
-Interval = tuple[int, int]
+# One covered token outweighs all segments, one segment fewer all classes: up to 2^22 tokens, 2^18 segments.
+_TOKEN = 1 << 39
+_SEGMENT = 1 << 20
+_CLASSES = 4
+
+Chosen = list[tuple[int, int, int]]
 
 
-def best_cover(runs: Sequence[Run], allowed: Sequence[Interval]) -> list[Run]:
-    """Runs cut so that they lie inside `allowed` (ascending, apart), do not overlap, and ascend."""
-    pending = sorted(runs, key=lambda run: run.start)
-    cover: list[Run] = []
-    for interval in allowed:
-        cover += _cover_interval(pending, interval)
-    return cover
-
-
-def _cover_interval(runs: Sequence[Run], interval: Interval) -> list[Run]:
-    position, end = interval
-    chosen: list[Run] = []
-    next_run = 0
-    best: Run | None = None
-    while position < end:
-        while next_run < len(runs) and runs[next_run].start <= position:
-            best = _better(best, runs[next_run])
-            next_run += 1
-        if best is None or best.end <= position:
-            if next_run == len(runs):
-                break
-            position = max(position, runs[next_run].start)
-            best = None
-            continue
-        stop = min(best.end, end)
-        if stop - position >= SHORTEST_SEGMENT:
-            chosen.append(best.cut(position, stop))
+def best_ranges(starts: I64, ends: I64, classes: U8) -> Chosen:
+    """The best cover by runs [starts, ends): ascending (start, end, index of the run that serves it)."""
+    chosen: Chosen = []
+    for runs in _overlapping(starts, ends):
+        if len(runs) == 1:
+            chosen.append((int(starts[runs[0]]), int(ends[runs[0]]), int(runs[0])))
         else:
-            _borrow(chosen, best, interval[0], stop)
-        position = stop
+            chosen += _best_of(starts, ends, classes, runs)
     return chosen
 
 
-def _better(one: Run | None, other: Run) -> Run:
-    """Farther; of equals, the better context class, then the longer."""
-    if one is None:
-        return other
-    return min(one, other, key=lambda run: (-run.end, run.context_class, run.start))
+def _overlapping(starts: I64, ends: I64) -> list[I64]:
+    """Runs in groups, ascending; those of different groups do not overlap."""
+    if not len(starts):
+        return []
+    order = np.argsort(starts, kind="stable")
+    reached = np.maximum.accumulate(ends[order])
+    return np.split(order, np.flatnonzero(starts[order][1:] >= reached[:-1]) + 1)
 
 
-def _borrow(chosen: list[Run], run: Run, first: int, stop: int) -> None:
-    """Takes tokens from the end of the run before, so that a short piece becomes long enough; else drops it."""
-    start = max(run.start, first, stop - SHORTEST_SEGMENT)
-    if stop - start < SHORTEST_SEGMENT:
-        return
-    if chosen and chosen[-1].end > start:
-        before = chosen[-1]
-        if start - before.start < SHORTEST_SEGMENT:
-            return
-        chosen[-1] = before.cut(before.start, start)
-    chosen.append(run.cut(start, stop))
+def _best_of(starts: I64, ends: I64, classes: U8, runs: I64) -> Chosen:
+    outer = [_outermost(starts, ends, runs[classes[runs] == value]) for value in range(_CLASSES)]
+    runs = np.concatenate(outer)
+    bounds = np.concatenate([[0], np.cumsum([len(of_class) for of_class in outer])])
+    low = int(starts[runs].min())
+    origins, served = _best(int(ends[runs].max()) - low, starts[runs] - low, ends[runs] - low, bounds)
+    chosen = []
+    end = len(origins) - 1
+    while end > 0:
+        start = int(origins[end])
+        if served[end] >= 0:
+            chosen.append((low + start, low + end, int(runs[served[end]])))
+        end = start
+    return chosen[::-1]
+
+
+def _outermost(starts: I64, ends: I64, runs: I64) -> I64:
+    """Those of `runs` that lie in no other, by start; then their ends ascend too."""
+    ordered = runs[np.lexsort((-ends[runs], starts[runs]))]
+    reached = np.maximum.accumulate(ends[ordered])
+    return ordered[ends[ordered] > np.concatenate([[-1], reached[:-1]])[: len(ordered)]]
+
+
+@njit(nogil=True, cache=True)
+def _best(size: int, starts: I64, ends: I64, bounds: I64) -> tuple[I32, I32]:
+    """For each end x: where the last stretch of the best cover of [0, x) begins, and its run (-1: uncovered)."""
+    values = np.zeros(size + 1, dtype=np.int64)
+    origins = np.zeros(size + 1, dtype=np.int32)
+    served = np.full(size + 1, -1, dtype=np.int32)
+    queues = np.empty((_CLASSES, size + 1), dtype=np.int32)
+    heads = np.zeros(_CLASSES, dtype=np.int64)
+    tails = np.zeros(_CLASSES, dtype=np.int64)
+    cursors = bounds[:_CLASSES].copy()
+    for end in range(1, size + 1):
+        # A stretch of uncovered tokens is one step back, however long.
+        origins[end] = origins[end - 1] if served[end - 1] < 0 else end - 1
+        values[end] = values[end - 1]
+        latest = end - SHORTEST_SEGMENT
+        if latest < 0:
+            continue
+        worth = values[latest] - latest * _TOKEN
+        for level in range(_CLASSES):
+            if bounds[level] == bounds[level + 1]:
+                continue
+            queue = queues[level]
+            # Of equal ones the later start: the run before keeps its tokens, which have more context.
+            while tails[level] > heads[level] and (
+                values[queue[tails[level] - 1]] - queue[tails[level] - 1] * _TOKEN <= worth
+            ):
+                tails[level] -= 1
+            queue[tails[level]] = latest
+            tails[level] += 1
+            while cursors[level] < bounds[level + 1] and ends[cursors[level]] < end:
+                cursors[level] += 1
+            run = cursors[level]
+            if run == bounds[level + 1] or starts[run] > latest:
+                continue
+            while queue[heads[level]] < starts[run]:
+                heads[level] += 1
+            start = queue[heads[level]]
+            value = values[start] + (end - start) * _TOKEN - _SEGMENT - level
+            if value > values[end]:
+                values[end] = value
+                origins[end] = start
+                served[end] = run
+    return origins, served

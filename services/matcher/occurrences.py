@@ -1,13 +1,15 @@
 """All places where stored chunks stand in a query: windows found, tokens compared."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from services.common.tokens import TokenArray
-from services.matcher.kernels import Buckets, Output, Stored, find_windows
-from services.matcher.table import Entry, Table
+from services.matcher.kernels import ENTRY_MASK, I32, I64, Output, Reader, Text, find_windows, hash_prefixes
+from services.matcher.table import Hashing, Table
+
+Interval = tuple[int, int]
 
 _FIRST_CAPACITY = 4096
 # A query of one repeated token over many such chunks has far too many occurrences: the rest is left out.
@@ -17,64 +19,120 @@ _STRETCH = 16_384
 
 
 @dataclass(frozen=True)
-class Occurrence:
-    """A stored chunk whose tokens all stand in the query from `position` on."""
+class Occurrences:
+    """Stored chunks that stand in query[low:high], by place and id.
 
-    entry: Entry
-    position: int
+    keys: position << 32 | entry id, [n] ascending. agreed: how many of the chunk's tokens stand there, [n];
+    at least its window's, and all of them unless the query goes on differently.
+    """
+
+    low: int
+    high: int
+    keys: I64
+    agreed: I32
 
     @property
-    def end(self) -> int:
-        return self.position + self.entry.length
+    def entries(self) -> I64:
+        return self.keys & ENTRY_MASK
 
 
 @dataclass(frozen=True)
 class Found:
     """`scanned`: positions up to here were looked at in every class."""
 
-    occurrences: list[Occurrence]
+    parts: list[Occurrences]
     scanned: int
     candidates: int
     verified: int
 
 
-def find_occurrences(table: Table, query: TokenArray, first: int, is_late: Callable[[], bool]) -> Found:
-    """Every occurrence of an indexed chunk that begins at or behind `first`, until `is_late`."""
-    out = _output(_FIRST_CAPACITY)
-    stored = Stored(table.following, table.fingerprints, table.pool, table.offsets, table.lengths)
-    scanned = first
-    end = len(query)
-    while scanned < end and not is_late() and out.counts[0] < MOST_OCCURRENCES:
-        stretch = min(end, scanned + _STRETCH)
-        for window, index in table.windows.items():
-            position = scanned
-            while position < stretch:
-                position = find_windows(
-                    query,
-                    position,
-                    stretch,
-                    window,
-                    table.hashing.bases,
-                    table.hashing.keep,
-                    Buckets(index.bits, index.heads),
-                    stored,
-                    out,
-                )
-                if position < stretch:
-                    out = _doubled(out)
-        scanned = stretch
-    pairs, candidates, verified = out.counts.tolist()
-    found = zip(out.entries[:pairs].tolist(), out.positions[:pairs].tolist(), strict=True)
-    return Found([Occurrence(table.by_id[entry], at) for entry, at in found], scanned, candidates, verified)
+def hash_query(tokens: TokenArray, hashing: Hashing) -> Text:
+    copied = np.array(tokens, dtype=np.uint32)
+    return Text(copied, hash_prefixes(copied, hashing.bases))
+
+
+def find_occurrences(
+    table: Table, text: Text, intervals: Sequence[Interval], reader: Reader, is_late: Callable[[], bool]
+) -> Found:
+    """Every occurrence, inside one of the intervals, of a chunk that one of the reader's owners has.
+
+    Whatever its context class. Ends early when `is_late`, or at MOST_OCCURRENCES.
+    """
+    parts = []
+    candidates = verified = 0
+    scanned = len(text.tokens)
+    for low, high in intervals:
+        scan = _Scan(table, text, high, reader, is_late)
+        reached = scan.run(low, MOST_OCCURRENCES - verified)
+        parts.append(scan.occurrences(low))
+        verified += int(scan.out.counts[0])
+        candidates += int(scan.out.counts[1])
+        if reached < high:
+            scanned = reached
+            break
+    return Found(parts, scanned, candidates, verified)
+
+
+class _Scan:
+    """One interval: all window classes side by side, stretch by stretch."""
+
+    def __init__(self, table: Table, text: Text, high: int, reader: Reader, is_late: Callable[[], bool]) -> None:
+        self._table = table
+        self._text = text
+        self._high = high
+        self._reader = reader
+        self._is_late = is_late
+        self.out = _output(_FIRST_CAPACITY)
+
+    def run(self, low: int, most: int) -> int:
+        """Returns the position up to which every class was scanned."""
+        position = low
+        while position < self._high:
+            stretch = min(self._high, position + _STRETCH)
+            if not all(self._scan(window, position, stretch, most) for window in self._table.windows):
+                return position
+            position = stretch
+        return position
+
+    def _scan(self, window: int, position: int, last: int, most: int) -> bool:
+        """One class over one stretch; false if there was no time, or no room, for all of it."""
+        hashing = self._table.hashing
+        buckets = self._table.windows[window].buckets
+        while position < last:
+            if self._is_late() or self.out.counts[0] >= most:
+                return False
+            reached = find_windows(
+                self._text,
+                position,
+                last,
+                self._high,
+                window,
+                hashing.bases,
+                hashing.keep,
+                buckets,
+                self._table.columns,
+                self._reader,
+                self.out,
+            )
+            if reached == position:
+                self.out = _doubled(self.out)
+            position = reached
+        return True
+
+    def occurrences(self, low: int) -> Occurrences:
+        pairs = int(self.out.counts[0])
+        keys = self.out.keys[:pairs]
+        order = np.argsort(keys, kind="stable")
+        return Occurrences(low, self._high, keys[order], self.out.agreed[:pairs][order])
 
 
 def _output(capacity: int) -> Output:
-    return Output(np.empty(capacity, dtype=np.int32), np.empty(capacity, dtype=np.int32), np.zeros(3, dtype=np.int64))
+    return Output(np.empty(capacity, dtype=np.int64), np.empty(capacity, dtype=np.int32), np.zeros(2, dtype=np.int64))
 
 
 def _doubled(out: Output) -> Output:
-    larger = _output(2 * len(out.entries))
-    larger.entries[: len(out.entries)] = out.entries
-    larger.positions[: len(out.positions)] = out.positions
+    larger = _output(2 * len(out.keys))
+    larger.keys[: len(out.keys)] = out.keys
+    larger.agreed[: len(out.agreed)] = out.agreed
     larger.counts[:] = out.counts
     return larger

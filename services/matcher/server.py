@@ -12,32 +12,34 @@ from services.matcher.matching import Query, match
 from services.matcher.service import MatcherService
 from services.matcher.settings import MatcherSettings
 from services.matcher.spaces import Spaces, random_hashing, store_owner
-from services.matcher.table import Table
+from services.matcher.table import Said, Table
 
 SERVICE = "kvblend.v1.MatcherService"
 
 
 def compile_kernels() -> None:
-    """Runs every kernel once, so that the first match after the start is as fast as any other."""
+    """Runs every kernel once, so that the first page and the first match are as fast as any other.
+
+    The text repeats, so that runs overlap, and has chunks enough for an index to grow and to be rebuilt.
+    """
+    owner = store_owner("warm-up")
     table = Table(random_hashing(), 16)
-    tokens = np.arange(100, dtype=np.uint32)
-    for first in (0, 16):
+    tokens = np.tile(np.arange(16, dtype=np.uint32), 4)
+    for number in range(600):
         added = matcher_pb2.ChunkAdded(
             domain=pb.DOMAIN_SEGMENT,
-            chain_hash=bytes([first]) * 32,
-            previous_hash=bytes([0]) * 32,
-            stored_position=first,
+            chain_hash=(number + 1).to_bytes(32, "little"),
+            previous_hash=number.to_bytes(32, "little"),
+            stored_position=16 * number,
             context_class=pb.CONTEXT_CLASS_ALONE,
             matchable=True,
         )
-        table.add(added, tokens[first : first + 16], store_owner("warm-up"), 1)
-    query = Query(
-        np.concatenate([tokens[8:16], tokens[16:32], tokens[:20]]),
-        0,
-        frozenset([store_owner("warm-up")]),
-        frozenset([pb.CONTEXT_CLASS_ALONE]),
-    )
+        chunk = tokens[:16] if number < 2 else tokens[:16] + np.uint32(number)
+        table.add(added, chunk, owner, Said(1, number + 1))
+    query = Query(tokens[5:], 0, frozenset([owner]), frozenset([pb.CONTEXT_CLASS_ALONE]))
     match(table, query, lambda: False)
+    for entry in table.owned_by(owner, len(table.by_id)):
+        table.drop_owner(entry, owner)
 
 
 def build(settings: MatcherSettings, stack: ExitStack) -> GrpcServer:

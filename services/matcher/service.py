@@ -14,13 +14,17 @@ from services.common.lifecycle import Boot
 from services.common.metrics import Latencies, counter
 from services.common.tokens import decode_tokens
 from services.matcher.matching import Query, covered_tokens, match
-from services.matcher.occurrences import Found, find_occurrences
+from services.matcher.occurrences import Found, find_occurrences, hash_query
 from services.matcher.spaces import Spaces
 from services.matcher.table import ChunkName, OwnerName, Table
 
 # Left of a call's time for the answer's way back.
 _RESERVE_SECONDS = 0.002
+# Of the time that a call has, what scanning may take; the rest is for runs, cover and answer.
+_SCAN_SHARE = 0.3
 _DEFAULT_CLASSES = frozenset((pb.CONTEXT_CLASS_ALONE, pb.CONTEXT_CLASS_SHARED_PREFIX))
+
+_NOTHING = Found([], 0, 0, 0)
 
 _CANDIDATES = counter("kvblend_matcher_candidates", "Entries whose fingerprint was met.")
 _REFUSED = counter("kvblend_matcher_refused", "Candidates whose tokens differed: false matches of a hash-only matcher.")
@@ -37,8 +41,7 @@ class MatcherService(matcher_pb2_grpc.MatcherServiceServicer):
     def Publish(
         self, request: matcher_pb2.PublishRequest, context: grpc.ServicerContext
     ) -> matcher_pb2.PublishResponse:
-        del context
-        applied, needs_reset = self._spaces.publish(request)
+        applied, needs_reset = self._spaces.publish(request, _left(_deadline(context)))
         return matcher_pb2.PublishResponse(
             boot_id=self._boot.boot_id, applied_sequence=applied, needs_reset=needs_reset
         )
@@ -49,7 +52,8 @@ class MatcherService(matcher_pb2_grpc.MatcherServiceServicer):
             raise KvblendError("INVALID_ARGUMENT", f"skip_tokens is {request.skip_tokens} of {len(tokens)} tokens")
         validate_spans(request.opaque_spans, len(tokens))
         deadline = _deadline(context)
-        self._spaces.wait_applied(list(request.at_least), max(0.0, deadline - time.monotonic()))
+        self._spaces.wait_applied(list(request.at_least), _left(deadline))
+        applied = self._spaces.applied()
         query = Query(
             tokens,
             request.skip_tokens,
@@ -57,15 +61,16 @@ class MatcherService(matcher_pb2_grpc.MatcherServiceServicer):
             frozenset(request.context_classes) or _DEFAULT_CLASSES,
             request.opaque_spans,
         )
-        with self._spaces.reading(request.space_id) as table:
+        with self._spaces.reading(request.space_id, _left(deadline)) as table:
             if table is None:
-                return _nothing_stored(len(tokens) - request.skip_tokens, len(tokens), self._spaces.applied())
-            answer = match(table, query, _is_late(deadline))
+                self._count(_NOTHING)
+                return _nothing_stored(len(tokens) - request.skip_tokens, len(tokens), applied)
+            answer = match(table, query, _is_late(_scan_end(deadline)))
         self._count(answer.found)
         return matcher_pb2.MatchResponse(
             segments=answer.segments,
             shortfalls=answer.shortfalls,
-            applied=self._spaces.applied(),
+            applied=applied,
             scanned_tokens=answer.found.scanned,
             candidates=answer.found.candidates,
             verified=answer.found.verified,
@@ -78,29 +83,31 @@ class MatcherService(matcher_pb2_grpc.MatcherServiceServicer):
         hashes = request.chain_hashes
         names = [ChunkName(pb.DOMAIN_EXACT, hashes[at : at + HASH_BYTES]) for at in range(0, len(hashes), HASH_BYTES)]
         classes = frozenset(request.context_classes) or _DEFAULT_CLASSES
-        with self._spaces.reading(request.space_id) as table:
+        deadline = _deadline(context)
+        with self._spaces.reading(request.space_id, _left(deadline)) as table:
             if table is None:
                 return matcher_pb2.ScoreResponse()
-            found = find_occurrences(table, tokens, 0, _is_late(_deadline(context)))
+            text = hash_query(tokens, table.hashing)
+            anybody = table.reader(table.owners, classes)
+            found = find_occurrences(table, text, [(0, len(tokens))], anybody, _is_late(_scan_end(deadline)))
             prefix = _prefix_chunks(table, names)
-            owners = sorted({owner for o in found.occurrences for owner in o.entry.owners} | set(prefix))
-            scores = [
-                _score(
-                    owner,
-                    min(len(tokens), prefix.get(owner, 0) * request.chunk_tokens),
-                    covered_tokens(table, Query(tokens, 0, frozenset([owner]), classes), found),
-                )
-                for owner in owners
-            ]
+            scores = []
+            for owner in table.owners:
+                if _left(deadline) <= 0:
+                    raise KvblendError("DEADLINE_EXCEEDED", "too many owners to score in the call's time")
+                anywhere = covered_tokens(table, text, found, table.reader([owner], classes))
+                held = min(len(tokens), prefix.get(owner, 0) * request.chunk_tokens)
+                if held or anywhere:
+                    scores.append(_score(owner, held, anywhere))
         return matcher_pb2.ScoreResponse(stores=scores)
 
     def GetMatcherStats(
         self, request: matcher_pb2.GetMatcherStatsRequest, context: grpc.ServicerContext
     ) -> matcher_pb2.GetMatcherStatsResponse:
-        del request, context
+        del request
         spaces = []
         table_bytes = 0
-        for space_id, table in self._spaces.entries():
+        for space_id, table in self._spaces.entries(_left(_deadline(context))):
             spaces.append(matcher_pb2.SpaceEntries(space_id=space_id, chunks=len(table.by_name), tokens=table.tokens))
             table_bytes += table.bytes
         with self._lock:
@@ -133,6 +140,14 @@ class MatcherService(matcher_pb2_grpc.MatcherServiceServicer):
 
 def _deadline(context: grpc.ServicerContext) -> float:
     return time.monotonic() + max(0.0, float(context.time_remaining() or 0.0) - _RESERVE_SECONDS)
+
+
+def _left(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic())
+
+
+def _scan_end(deadline: float) -> float:
+    return deadline - (1 - _SCAN_SHARE) * _left(deadline)
 
 
 def _is_late(deadline: float) -> Callable[[], bool]:

@@ -2,13 +2,18 @@
 
 Readers of a space run side by side, with the GIL released inside kernels; a writer has it for itself for one event at a
 time. A reader therefore sees whole entries only, and the arrays it scans cannot change under it.
+
+Every time a stream starts (a store's new epoch, a reset, this process's start) it gets a new number. An owner's claim
+keeps the number and the sequence that made it, so that sequences are compared only within one stream.
 """
 
+import itertools
 import secrets
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,13 +24,18 @@ from services.common.identity import HASH_BYTES, SPACE_ID_BYTES, is_chunk_size
 from services.common.tokens import decode_tokens
 from services.matcher.kernels import PRIME
 from services.matcher.locks import ReadWriteLock
-from services.matcher.table import ChunkName, Hashing, OwnerName, Table
+from services.matcher.table import ChunkName, Hashing, OwnerName, Said, Table
+
+# Number of a stream whose store is just losing what it owned.
+_VOIDING = 0
+# Entries that a store loses at once under one lock: some milliseconds.
+_VOIDED_AT_ONCE = 1024
 
 
 def random_hashing(keep: int = (1 << 62) - 1) -> Hashing:
     """Bases drawn anew for each process: nobody outside can construct collisions."""
     bases = [secrets.randbelow(PRIME - 3) + 2 for _ in range(2)]
-    return Hashing(np.array(bases, dtype=np.uint64), np.uint64(keep))
+    return Hashing(np.array(bases, dtype=np.int64), np.uint64(keep))
 
 
 class Space:
@@ -34,12 +44,13 @@ class Space:
         self.table = Table(hashing, chunk_tokens)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Stream:
-    """One store's gapless stream, as far as it was applied."""
+    """One store's gapless stream, as far as it was applied. `number`: of this start of it, in this process."""
 
     epoch: int
     applied: int
+    number: int
 
 
 def owner_of(store: str, owner: matcher_pb2.Owner) -> OwnerName:
@@ -68,82 +79,100 @@ class Spaces:
         self._applied = threading.Condition(self._lock)
         self._spaces: dict[bytes, Space] = {}
         self._streams: dict[str, Stream] = {}
+        self._numbers = itertools.count(_VOIDING + 1)
         # One publish of a store at a time; different stores side by side.
         self._publishing: dict[str, threading.Lock] = {}
 
-    def publish(self, request: matcher_pb2.PublishRequest) -> tuple[int, bool]:
+    def publish(self, request: matcher_pb2.PublishRequest, timeout: float) -> tuple[int, bool]:
         """Applies a page. Returns (last applied sequence, whether the store must reset).
 
         Raises:
             KvblendError: STALE_EPOCH for a writer that has been succeeded, INVALID_ARGUMENT for a
-                malformed page, of which then nothing is applied.
+                malformed page, of which then nothing is applied; DEADLINE_EXCEEDED after `timeout` seconds: the
+                page may be sent again.
         """
+        deadline = time.monotonic() + timeout
         if not request.store or not request.first_sequence:
             raise KvblendError("INVALID_ARGUMENT", "a page needs a store and a first_sequence of at least 1")
         for event in request.events:
             _check_event(request.store, event)
         with self._lock:
             turn = self._publishing.setdefault(request.store, threading.Lock())
-        with turn:
-            return self._publish_in_turn(request)
+        if not turn.acquire(timeout=max(0.0, timeout)):
+            raise KvblendError("DEADLINE_EXCEEDED", f"another page of {request.store} was applied all the time")
+        try:
+            return self._publish_in_turn(request, deadline)
+        finally:
+            turn.release()
 
-    def _publish_in_turn(self, request: matcher_pb2.PublishRequest) -> tuple[int, bool]:
+    def _publish_in_turn(self, request: matcher_pb2.PublishRequest, deadline: float) -> tuple[int, bool]:
         stream = self._streams.get(request.store)
         if stream and request.epoch < stream.epoch:
             raise KvblendError("STALE_EPOCH", f"{request.store} has published epoch {stream.epoch} already")
-        starts = request.reset or request.first_sequence == 1
-        if stream is None or request.epoch > stream.epoch:
-            self._void(request.store)
-            if not starts:
-                self._advance(request.store, request.epoch, 0)
-                return 0, True
-            stream = Stream(request.epoch, request.first_sequence - 1)
-        elif request.reset:
-            self._void(request.store)
-            stream = Stream(request.epoch, request.first_sequence - 1)
+        if stream is None or request.epoch > stream.epoch or request.reset or stream.number == _VOIDING:
+            starts = request.reset or request.first_sequence == 1
+            stream = self._start(request.store, request.epoch, request.first_sequence - 1 if starts else 0, deadline)
         if request.first_sequence > stream.applied + 1:
             return stream.applied, True
         fresh = list(request.events)[stream.applied + 1 - request.first_sequence :]
-        for sequence, event in enumerate(fresh, start=stream.applied + 1):
-            self._apply(request.store, sequence, event)
-        last = stream.applied + len(fresh)
-        self._advance(request.store, request.epoch, last)
-        return last, False
+        applied = stream.applied
+        try:
+            for event in fresh:
+                self._apply(request.store, Said(stream.number, applied + 1), event, deadline)
+                applied += 1
+        finally:
+            # A page that could not be finished goes on where it stopped when it is sent again.
+            self._advance(request.store, replace(stream, applied=applied))
+        return applied, False
 
-    def _advance(self, store: str, epoch: int, applied: int) -> None:
+    def _start(self, store: str, epoch: int, applied: int, deadline: float) -> Stream:
+        """Forgets all that a store owned. Until that is done no reader has anything of it, whatever its epoch.
+
+        The epoch stays known, so that a writer of an older one is refused even if this does not end in time.
+        """
+        self._advance(store, Stream(epoch, 0, _VOIDING))
+        self._void(store, deadline)
+        stream = Stream(epoch, applied, next(self._numbers))
+        self._advance(store, stream)
+        return stream
+
+    def _advance(self, store: str, stream: Stream) -> None:
         with self._applied:
-            self._streams[store] = Stream(epoch, applied)
+            self._streams[store] = stream
             self._applied.notify_all()
 
-    def _apply(self, store: str, sequence: int, event: matcher_pb2.ChangeEvent) -> None:
+    def _apply(self, store: str, said: Said, event: matcher_pb2.ChangeEvent, deadline: float) -> None:
         if event.WhichOneof("change") == "added":
             added = event.added
             space = self._space_for(added.space_id, added.chunk_tokens)
-            with space.lock.writing():
-                space.table.add(added, decode_tokens(added.tokens), owner_of(store, added.owner), sequence)
+            with space.lock.writing(deadline - time.monotonic()):
+                space.table.add(added, decode_tokens(added.tokens), owner_of(store, added.owner), said)
             return
         removed = event.removed
         found = self._spaces.get(removed.space_id)
         if found is None:
             return
-        with found.lock.writing():
+        with found.lock.writing(deadline - time.monotonic()):
             entry = found.table.by_name.get(ChunkName(removed.domain, removed.chain_hash))
-            owner = owner_of(store, removed.owner)
-            added_at = entry.owners.get(owner, 0) if entry else 0
-            if entry and not (removed.seen_sequence and added_at > removed.seen_sequence):
-                found.table.drop_owner(entry, owner)
+            if entry is not None:
+                owner = owner_of(store, removed.owner)
+                if not _was_added_again(entry.owners.get(owner), said.stream, removed.seen_sequence):
+                    found.table.drop_owner(entry, owner)
         self._forget_if_empty(removed.space_id)
 
-    def _void(self, store: str) -> None:
-        """Drops all that a store owned."""
+    def _void(self, store: str, deadline: float) -> None:
+        """Drops all that a store owned, some at a time, so that readers get their turns."""
         owner = store_owner(store)
         with self._lock:
             spaces = list(self._spaces.items())
         for space_id, space in spaces:
-            with space.lock.writing():
-                owned = [entry for entry in space.table.by_id.values() if owner in entry.owners]
-                for entry in owned:
-                    space.table.drop_owner(entry, owner)
+            more = True
+            while more:
+                with space.lock.writing(deadline - time.monotonic()):
+                    owned = space.table.owned_by(owner, _VOIDED_AT_ONCE)
+                    for entry in owned:
+                        space.table.drop_owner(entry, owner)
+                more = len(owned) == _VOIDED_AT_ONCE
             self._forget_if_empty(space_id)
 
     def _space_for(self, space_id: bytes, chunk_tokens: int) -> Space:
@@ -164,15 +193,19 @@ class Spaces:
         return sum(lock.locked() for lock in self._publishing.values()) > 1
 
     @contextmanager
-    def reading(self, space_id: bytes) -> Iterator[Table | None]:
-        """The space's table for as long as the block runs; None if nothing is stored in it."""
+    def reading(self, space_id: bytes, timeout: float) -> Iterator[Table | None]:
+        """The space's table for as long as the block runs; None if nothing is stored in it.
+
+        Raises:
+            KvblendError: DEADLINE_EXCEEDED if it cannot be had within `timeout` seconds.
+        """
         check_space_id(space_id)
         with self._lock:
             space = self._spaces.get(space_id)
         if space is None:
             yield None
             return
-        with space.lock.reading():
+        with space.lock.reading(timeout):
             yield space.table
 
     def current_owners(self, store: str, epoch: int, l2_id: str) -> frozenset[OwnerName]:
@@ -180,7 +213,7 @@ class Spaces:
         owners = set()
         with self._lock:
             stream = self._streams.get(store)
-        if stream and stream.epoch == epoch:
+        if stream and stream.epoch == epoch and stream.number != _VOIDING:
             owners.add(store_owner(store))
         if l2_id:
             owners.add(OwnerName(matcher_pb2.OWNER_KIND_L2, l2_id))
@@ -194,7 +227,11 @@ class Spaces:
 
     def _has_applied(self, position: pb.StreamPosition) -> bool:
         stream = self._streams.get(position.store)
-        return stream is not None and (stream.epoch, stream.applied) >= (position.epoch, position.sequence)
+        return (
+            stream is not None
+            and stream.number != _VOIDING
+            and (stream.epoch, stream.applied) >= (position.epoch, position.sequence)
+        )
 
     def applied(self) -> list[pb.StreamPosition]:
         with self._lock:
@@ -203,14 +240,23 @@ class Spaces:
                 for store, stream in sorted(self._streams.items())
             ]
 
-    def entries(self) -> Iterator[tuple[bytes, Table]]:
+    def entries(self, timeout: float) -> Iterator[tuple[bytes, Table]]:
         """(space id, table) of every space, each under its read lock."""
         with self._lock:
             identifiers = list(self._spaces)
         for space_id in identifiers:
-            with self.reading(space_id) as table:
+            with self.reading(space_id, timeout) as table:
                 if table is not None:
                     yield space_id, table
+
+
+def _was_added_again(said: Said | None, stream: int, seen_sequence: int) -> bool:
+    """Whether a claim is newer than the one that somebody found to be untrue.
+
+    What another stream said cannot be compared: then the report is believed. If it was late, the owner's next
+    addition makes up for it; to keep an untrue claim would cost every lookup a search in vain.
+    """
+    return said is not None and said.stream == stream and bool(seen_sequence) and said.sequence > seen_sequence
 
 
 def _check_event(store: str, event: matcher_pb2.ChangeEvent) -> None:

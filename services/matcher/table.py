@@ -1,8 +1,9 @@
-"""One space's stored chunks: tokens, places, owners and the fingerprint indexes over them.
+"""One space's stored chunks: tokens, places, owners, neighbours and the fingerprint indexes over them.
 
 Not thread-safe: `spaces.Space` guards it, many readers or one writer.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -11,12 +12,13 @@ import numpy as np
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import matcher_pb2
 from services.common.tokens import TokenArray
-from services.matcher.kernels import I32, I64, U32, U64, fingerprint
+from services.matcher.columns import empty_columns, grown, with_owner_words, with_pool
+from services.matcher.kernels import I64, NONE, U64, Columns, Reader, fingerprint
 from services.matcher.window_index import WindowIndex
 
 # Window classes below a full chunk: an entry is indexed in the largest that fits into it.
 LADDER = (16, 32, 64, 128)
-_FIRST_CAPACITY = 64
+_WORD = 64
 
 
 class ChunkName(NamedTuple):
@@ -31,9 +33,19 @@ class OwnerName(NamedTuple):
     name: str
 
 
-@dataclass
+class Said(NamedTuple):
+    """Where an owner's claim was made: which stream of which store (a number of this process), and its sequence there.
+
+    Sequences of different streams cannot be compared.
+    """
+
+    stream: int
+    sequence: int
+
+
+@dataclass(slots=True)
 class Entry:
-    """A stored chunk. `owners`: who has it, and the sequence that said so."""
+    """A stored chunk. `owners`: who has it, and who said so."""
 
     id: int
     name: ChunkName
@@ -44,15 +56,39 @@ class Entry:
     document: str
     matchable: bool
     window: int
-    owners: dict[OwnerName, int] = field(default_factory=dict)
+    owners: dict[OwnerName, Said] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Hashing:
-    """The process's random bases, and a mask that tests make small to force collisions."""
+    """The process's random bases, [2], and a mask that tests make small to force collisions."""
 
-    bases: U64
+    bases: I64
     keep: np.uint64
+
+
+class _Owners:
+    """Which bit stands for which owner. A bit is given again only when nothing is owned under it."""
+
+    def __init__(self) -> None:
+        self.bits: dict[OwnerName, int] = {}
+        self._counts: dict[OwnerName, int] = {}
+        self._free: list[int] = []
+
+    def take(self, owner: OwnerName) -> int:
+        if owner not in self.bits:
+            self.bits[owner] = self._free.pop() if self._free else len(self.bits)
+            self._counts[owner] = 0
+        self._counts[owner] += 1
+        return self.bits[owner]
+
+    def release(self, owner: OwnerName) -> int:
+        bit = self.bits[owner]
+        self._counts[owner] -= 1
+        if not self._counts[owner]:
+            del self._counts[owner], self.bits[owner]
+            self._free.append(bit)
+        return bit
 
 
 class Table:
@@ -61,30 +97,43 @@ class Table:
         self.chunk_tokens = chunk_tokens
         self.by_name: dict[ChunkName, Entry] = {}
         self.by_id: dict[int, Entry] = {}
-        # Entries behind a chunk, also those too short for any window class.
-        self.successors: dict[ChunkName, dict[int, Entry]] = {}
         self.windows: dict[int, WindowIndex] = {}
         self.tokens = 0
-        self.pool: U32 = np.zeros(_FIRST_CAPACITY * chunk_tokens, dtype=np.uint32)
+        self.columns: Columns = empty_columns(chunk_tokens)
+        # Matchable entries behind a chunk that may not be there (yet).
+        self._behind: dict[ChunkName, dict[int, Entry]] = {}
+        self._owners = _Owners()
         self._pool_end = 0
         self._free_pool: dict[int, list[int]] = {}
         self._free_ids: list[int] = []
-        self.offsets: I64 = np.zeros(_FIRST_CAPACITY, dtype=np.int64)
-        self.lengths: I32 = np.zeros(_FIRST_CAPACITY, dtype=np.int32)
-        self.following: I32 = np.zeros(_FIRST_CAPACITY, dtype=np.int32)
-        self.fingerprints: U64 = np.zeros(_FIRST_CAPACITY, dtype=np.uint64)
 
     @property
     def bytes(self) -> int:
         """Of the arrays, without Python's own objects."""
-        arrays = (self.pool, self.offsets, self.lengths, self.following, self.fingerprints)
-        return sum(array.nbytes for array in arrays) + sum(index.bytes for index in self.windows.values())
+        return sum(array.nbytes for array in self.columns) + sum(index.bytes for index in self.windows.values())
 
-    def tokens_of(self, entry: Entry) -> TokenArray:
-        offset = int(self.offsets[entry.id])
-        return self.pool[offset : offset + entry.length]
+    @property
+    def owners(self) -> list[OwnerName]:
+        """Everybody who owns something here."""
+        return sorted(self._owners.bits)
 
-    def add(self, added: matcher_pb2.ChunkAdded, tokens: TokenArray, owner: OwnerName, sequence: int) -> Entry:
+    def reader(self, owners: Iterable[OwnerName], context_classes: Iterable[int]) -> Reader:
+        """What kernels need to know of who asks; of owners that own nothing here there is no trace."""
+        mask: U64 = np.zeros(self.columns.owners.shape[1], dtype=np.uint64)
+        for owner in owners:
+            bit = self._owners.bits.get(owner)
+            if bit is not None:
+                mask[bit // _WORD] |= np.uint64(1 << bit % _WORD)
+        return Reader(mask, sum(1 << context_class for context_class in set(context_classes)))
+
+    def owned_by(self, owner: OwnerName, at_most: int) -> list[Entry]:
+        bit = self._owners.bits.get(owner)
+        if bit is None:
+            return []
+        held = self.columns.owners[:, bit // _WORD] & np.uint64(1 << bit % _WORD)
+        return [self.by_id[entry] for entry in np.flatnonzero(held)[:at_most].tolist()]
+
+    def add(self, added: matcher_pb2.ChunkAdded, tokens: TokenArray, owner: OwnerName, said: Said) -> Entry:
         """Adds an owner to a chunk, and the chunk itself if it is new."""
         name = ChunkName(added.domain, added.chain_hash)
         entry = self.by_name.get(name)
@@ -92,14 +141,26 @@ class Table:
             entry = self._insert(name, added, tokens)
         elif added.context_class < entry.context_class:
             entry.context_class = added.context_class
-        entry.owners[owner] = sequence
+            self.columns.classes[entry.id] = added.context_class
+        if owner not in entry.owners:
+            self._mark(entry, owner)
+        entry.owners[owner] = said
         return entry
 
     def drop_owner(self, entry: Entry, owner: OwnerName) -> None:
         """Removes one owner; with the last one the entry goes."""
-        entry.owners.pop(owner, None)
+        if entry.owners.pop(owner, None) is None:
+            return
+        bit = self._owners.release(owner)
+        self.columns.owners[entry.id, bit // _WORD] &= np.uint64(~(1 << bit % _WORD) & (1 << _WORD) - 1)
         if not entry.owners:
             self._delete(entry)
+
+    def _mark(self, entry: Entry, owner: OwnerName) -> None:
+        bit = self._owners.take(owner)
+        if bit // _WORD == self.columns.owners.shape[1]:
+            self.columns = with_owner_words(self.columns, 2 * self.columns.owners.shape[1])
+        self.columns.owners[entry.id, bit // _WORD] |= np.uint64(1 << bit % _WORD)
 
     def _insert(self, name: ChunkName, added: matcher_pb2.ChunkAdded, tokens: TokenArray) -> Entry:
         entry = Entry(
@@ -114,34 +175,73 @@ class Table:
             window=self._window_of(len(tokens)),
         )
         offset = self._take_pool(len(tokens))
-        self.pool[offset : offset + len(tokens)] = tokens
-        self.offsets[entry.id] = offset
-        self.lengths[entry.id] = len(tokens)
+        columns = self.columns
+        columns.pool[offset : offset + len(tokens)] = tokens
+        columns.offsets[entry.id] = offset
+        columns.lengths[entry.id] = len(tokens)
+        columns.classes[entry.id] = added.context_class
+        columns.owners[entry.id] = 0
+        for link in (columns.before, columns.first_behind, columns.next_sibling, columns.prior_sibling):
+            link[entry.id] = NONE
         self.by_name[name] = self.by_id[entry.id] = entry
         self.tokens += len(tokens)
         if entry.matchable:
-            self.successors.setdefault(entry.previous, {})[entry.id] = entry
+            self._join_neighbours(entry)
             if entry.window:
-                self.fingerprints[entry.id] = fingerprint(tokens[: entry.window], self.hashing.bases, self.hashing.keep)
-                index = self.windows.setdefault(entry.window, WindowIndex())
-                index.add(entry.id, self.following, self.fingerprints)
+                value = fingerprint(columns.pool[offset : offset + entry.window], self.hashing.bases, self.hashing.keep)
+                columns.fingerprints[entry.id] = value
+                self.windows.setdefault(entry.window, WindowIndex()).add(entry.id, columns)
         return entry
 
     def _delete(self, entry: Entry) -> None:
         if entry.matchable:
-            siblings = self.successors[entry.previous]
-            del siblings[entry.id]
-            if not siblings:
-                del self.successors[entry.previous]
+            self._part_from_neighbours(entry)
             if entry.window:
                 index = self.windows[entry.window]
-                index.remove(entry.id, self.following, self.fingerprints)
+                index.remove(entry.id, self.columns)
                 if not index.count:
                     del self.windows[entry.window]
         del self.by_name[entry.name], self.by_id[entry.id]
         self.tokens -= entry.length
         self._free_ids.append(entry.id)
-        self._free_pool.setdefault(entry.length, []).append(int(self.offsets[entry.id]))
+        self._free_pool.setdefault(entry.length, []).append(int(self.columns.offsets[entry.id]))
+
+    def _join_neighbours(self, entry: Entry) -> None:
+        before = self.by_name.get(entry.previous)
+        if before is not None and before.matchable and _is_behind(entry, before):
+            self._link(before.id, entry.id)
+        for behind in self._behind.get(entry.name, {}).values():
+            if _is_behind(behind, entry):
+                self._link(entry.id, behind.id)
+        self._behind.setdefault(entry.previous, {})[entry.id] = entry
+
+    def _link(self, before: int, behind: int) -> None:
+        columns = self.columns
+        sibling = columns.first_behind[before]
+        columns.before[behind] = before
+        columns.next_sibling[behind] = sibling
+        columns.prior_sibling[behind] = NONE
+        if sibling != NONE:
+            columns.prior_sibling[sibling] = behind
+        columns.first_behind[before] = behind
+
+    def _part_from_neighbours(self, entry: Entry) -> None:
+        columns = self.columns
+        siblings = self._behind[entry.previous]
+        del siblings[entry.id]
+        if not siblings:
+            del self._behind[entry.previous]
+        before, following = columns.before[entry.id], columns.next_sibling[entry.id]
+        preceding = columns.prior_sibling[entry.id]
+        if following != NONE:
+            columns.prior_sibling[following] = preceding
+        if preceding != NONE:
+            columns.next_sibling[preceding] = following
+        elif before != NONE:
+            columns.first_behind[before] = following
+        for behind in self._behind.get(entry.name, {}):
+            if columns.before[behind] == entry.id:
+                columns.before[behind] = columns.next_sibling[behind] = columns.prior_sibling[behind] = NONE
 
     def _window_of(self, length: int) -> int:
         """0: too short to be found by itself."""
@@ -152,12 +252,8 @@ class Table:
         if self._free_ids:
             return self._free_ids.pop()
         identifier = len(self.by_id)
-        if identifier == len(self.offsets):
-            # New arrays: a reader that holds the old ones is not disturbed.
-            self.offsets = np.concatenate([self.offsets, np.zeros_like(self.offsets)])
-            self.lengths = np.concatenate([self.lengths, np.zeros_like(self.lengths)])
-            self.following = np.concatenate([self.following, np.zeros_like(self.following)])
-            self.fingerprints = np.concatenate([self.fingerprints, np.zeros_like(self.fingerprints)])
+        if identifier == len(self.columns.offsets):
+            self.columns = grown(self.columns)
         return identifier
 
     def _take_pool(self, length: int) -> int:
@@ -166,8 +262,11 @@ class Table:
             return free.pop()
         offset = self._pool_end
         self._pool_end += length
-        if self._pool_end > len(self.pool):
-            grown = np.zeros(max(2 * len(self.pool), self._pool_end), dtype=np.uint32)
-            grown[:offset] = self.pool[:offset]
-            self.pool = grown
+        if self._pool_end > len(self.columns.pool):
+            self.columns = with_pool(self.columns, max(2 * len(self.columns.pool), self._pool_end))
         return offset
+
+
+def _is_behind(entry: Entry, before: Entry) -> bool:
+    """Chunks of one chain at other stored positions (the same text held twice) would break a run's one shift."""
+    return entry.stored_position == before.stored_position + before.length

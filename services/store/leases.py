@@ -283,8 +283,3 @@ class LeaseTable:
             lease.holder.lost[lease.ref] = reason
             self._drop(lease)
         return held
-
-    def oldest_age(self, session: bytes, now: float) -> float:
-        """Seconds since the oldest lease of a session was taken; 0: it has none."""
-        since = [lease.since for holder in self._of(session) for lease in holder.leases.values()]
-        return now - min(since) if since else 0.0

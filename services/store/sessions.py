@@ -109,10 +109,6 @@ class Sessions:
             del self._sessions[session_id]
         session_path(self._directory, session_id).unlink(missing_ok=True)
 
-    @property
-    def open_count(self) -> int:
-        return sum(1 for session in self._sessions.values() if not session.lost)
-
 
 def sessions_on_disk(directory: Path) -> list[bytes]:
     """Ids that have a file in the arena's directory."""

@@ -137,9 +137,6 @@ class ModelSpaces:
         root = space_root(shape.model_space, own)
         return ResolvedSpace(root, space_id_of(root), space.model_space_id, tenant, shape)
 
-    def shape(self, identity: bytes) -> SpaceShape | None:
-        return self._shapes.get(identity)
-
     def display_name(self, identity: bytes) -> str:
         shape = self._shapes.get(identity)
         return shape.model_space.display_name if shape else ""

@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import SHARED_DATA
 from hypothesis import given
 from hypothesis import strategies as st
 from matcher_kit import (
@@ -29,9 +29,13 @@ from services.common.errors import KvblendError
 from services.common.lifecycle import Boot
 from services.common.metrics import Latencies
 from services.matcher import matching
+from services.matcher.kernels import Text
+from services.matcher.occurrences import Found, Interval, Occurrences
 from services.matcher.service import MatcherService
 from services.matcher.spaces import Spaces, random_hashing
+from services.matcher.table import Table
 
+SHARED_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 CONTEXT: Any = SimpleNamespace(time_remaining=lambda: 60.0)
 BOTH = [pb.CONTEXT_CLASS_ALONE, pb.CONTEXT_CLASS_SHARED_PREFIX, pb.CONTEXT_CLASS_IN_PROMPT]
 
@@ -356,9 +360,8 @@ def test_every_cover_is_true_and_complete(plan: tuple[Any, ...]) -> None:
 def test_a_broken_matcher_fails_the_comparison(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     inner = matching.best_cover
 
-    def broken(runs: Any, allowed: Any) -> Any:
-        cover = inner(runs, allowed)
-        return cover[1:] if fault == "forgets a run" else cover
+    def broken(*args: Any) -> Any:
+        return inner(*args)[1:]
 
     if fault == "forgets a run":
         monkeypatch.setattr(matching, "best_cover", broken)
@@ -372,7 +375,6 @@ def test_a_broken_matcher_fails_the_comparison(monkeypatch: pytest.MonkeyPatch, 
 
         monkeypatch.setattr(matching, "_segment", shifted)
     else:
-        monkeypatch.setattr("services.matcher.kernels._same_tokens", lambda *_: True)
         monkeypatch.setattr(matching, "find_occurrences", _hash_only)
     documents = [[0, 1] * 30, [1] * 20]
     data: Any = SimpleNamespace(draw=lambda _: [documents[0], [0] * 20])
@@ -380,14 +382,16 @@ def test_a_broken_matcher_fails_the_comparison(monkeypatch: pytest.MonkeyPatch, 
         compare_with_reference((documents, data, 0, 0b0, set()))
 
 
-def _hash_only(table: Any, query: Any, first: int, is_late: Any) -> Any:
+def _hash_only(table: Table, text: Text, intervals: list[Interval], reader: Any, is_late: Any) -> Found:
     """Every entry "occurs" wherever its (fully colliding) fingerprint does: everywhere."""
-    from services.matcher.occurrences import Found, Occurrence
-
-    every = [
-        Occurrence(entry, at)
+    del reader, is_late
+    (low, high) = intervals[0]
+    every = sorted(
+        (at << 32 | entry.id, entry.length)
         for entry in table.by_id.values()
-        for at in range(first, len(query) - entry.length + 1)
+        for at in range(low, high - entry.length + 1)
         if entry.window
-    ]
-    return Found(every, len(query), len(every), len(every))
+    )
+    keys = np.array([key for key, _ in every], dtype=np.int64)
+    agreed = np.array([length for _, length in every], dtype=np.int32)
+    return Found([Occurrences(low, high, keys, agreed)], len(text.tokens), len(every), len(every))

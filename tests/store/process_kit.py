@@ -43,6 +43,7 @@ class StoreProcess:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *more: str) -> Self:
+        assert self.process is None, "it runs already"
         with self._log.open("ab") as log:
             self.process = subprocess.Popen([*self._command, *more], stdout=log, stderr=log)
         with open_channel(self.target) as channel:
