@@ -14,7 +14,7 @@ NOT_LOCKED := torch triton cuda-bindings cuda-pathfinder cuda-toolkit setuptools
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup model demo test check lint types imports protos check-protos check-manifests fix lock clean
+.PHONY: help setup model demo test check lint types imports protos check-protos check-manifests docs check-docs fix lock clean
 
 help: ## What can be made.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -41,7 +41,7 @@ demo: model ## The main job: documents in new orders, answered by full prefill a
 test: model ## Every test, with real services, a real Redis or Valkey and the real model.
 	KVBLEND_REQUIRE_MODEL=1 $(BIN)/python -m pytest
 
-check: lint types imports check-protos check-manifests ## Lint, types, import rules, protos, manifests.
+check: lint types imports check-protos check-docs check-manifests ## Lint, types, import rules, protos, docs, manifests.
 
 lint: $(READY) ## Ruff, lint and format. Its fix twin: make fix
 	$(BIN)/ruff check .
@@ -62,6 +62,12 @@ check-protos: $(READY) ## buf lint, format, breaking changes against the kept im
 	$(BIN)/buf format -d --exit-code protos
 	$(BIN)/buf breaking protos --against protos/released.binpb
 	$(BIN)/python tools/protos.py --check
+
+docs: $(READY) ## Generated pages: docs/cases.md.
+	$(BIN)/python tools/cases.py
+
+check-docs: $(READY) ## Generated pages are fresh. Fix: make docs
+	$(BIN)/python tools/cases.py --check
 
 check-manifests: $(READY) ## Dockerfiles and Kubernetes manifests.
 	$(BIN)/python tools/check_manifests.py
