@@ -1,8 +1,8 @@
 # The GPU agent as a container of its own, for engines that do not start it themselves. Build from the repository's root:
 #   docker build -f deploy/docker/gpu_agent.Dockerfile -t kvblend-gpu-agent:0.1.0 .
 FROM python:3.11-slim-bookworm AS build
-# Where torch comes from: builds without CUDA are a tenth of the size.
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# An index to take torch from instead of the default one: builds without CUDA are a tenth of the size.
+ARG TORCH_INDEX=
 RUN pip install --no-cache-dir uv==0.13.9
 WORKDIR /source
 COPY pyproject.toml requirements.lock requirements-torch.txt README.md LICENSE ./
@@ -10,7 +10,8 @@ COPY kvblend kvblend
 COPY services services
 # Versions and hashes come from the lock file; uv verifies both. Torch is pinned apart, as its builds differ.
 RUN uv venv /app \
-    && uv pip install --python /app --no-cache --no-deps --index-url "$TORCH_INDEX" -r requirements-torch.txt \
+    && uv pip install --python /app --no-cache --no-deps ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} \
+        -r requirements-torch.txt \
     && uv pip install --python /app --no-cache --constraint requirements.lock --constraint requirements-torch.txt \
         '.[agent]'
 

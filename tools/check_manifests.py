@@ -1,0 +1,80 @@
+"""Checks Dockerfiles and Kubernetes manifests, as far as that goes without a cluster.
+
+Renders deploy/k8s with kustomize, validates against the schemas of KUBERNETES, lints YAML and Dockerfiles, and applies
+the rules of tools/manifest_rules.py. Prints one line a finding; exits 1 if there is any.
+"""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from services.gpu_agent.settings import AgentSettings
+from services.matcher.settings import MatcherSettings
+from services.store.settings import StoreSettings
+from tools.manifest_rules import RULES, Document, Rule, settings_exist
+
+ROOT = Path(__file__).resolve().parent.parent
+DEPLOY = ROOT / "deploy"
+KUBERNETES = "1.33"
+YAMLLINT = "{rules: {key-duplicates: enable, trailing-spaces: enable, anchors: enable}}"
+KNOWN_SETTINGS = {
+    "KVBLEND_MATCHER_": {name.upper() for name in MatcherSettings.model_fields},
+    "KVBLEND_STORE_": {name.upper() for name in StoreSettings.model_fields},
+    "KVBLEND_GPU_AGENT_": {name.upper() for name in AgentSettings.model_fields},
+}
+
+
+def overlays() -> list[Path]:
+    return sorted(path.parent for path in (DEPLOY / "k8s").rglob("kustomization.yaml"))
+
+
+def render(folder: Path) -> str:
+    """The YAML that `kubectl apply -k` would send."""
+    return _run("kubectl", "kustomize", str(folder)).stdout
+
+
+def documents_of(text: str) -> list[Document]:
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+def all_rules() -> list[Rule]:
+    return [*RULES, settings_exist(KNOWN_SETTINGS)]
+
+
+def _run(tool: str, *arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    """A tool that is installed beside this interpreter."""
+    command = [str(Path(sys.executable).parent / tool), *arguments]
+    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=120, check=False)
+
+
+def findings() -> Iterator[str]:
+    for folder in overlays():
+        name = folder.relative_to(ROOT)
+        text = render(folder)
+        if not text:
+            yield f"{name}: kustomize renders nothing"
+            continue
+        checked = _run("kubernetes-validate", "--strict", "-k", KUBERNETES, "-", text=text)
+        if checked.returncode:
+            yield f"{name}: {(checked.stdout + checked.stderr).strip()}"
+        documents = documents_of(text)
+        yield from (f"{name}: {finding}" for rule in all_rules() for finding in rule(documents))
+    linted = _run("yamllint", "--strict", "-d", YAMLLINT, str(DEPLOY))
+    yield from linted.stdout.strip().splitlines()
+    for dockerfile in sorted(DEPLOY.rglob("*.Dockerfile")):
+        yield from _run("hadolint", "--no-color", str(dockerfile)).stdout.strip().splitlines()
+
+
+def main() -> int:
+    found = list(findings())
+    print("\n".join(found) or f"{len(overlays())} manifests and every Dockerfile pass")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
