@@ -3,6 +3,7 @@
 import importlib.metadata
 import os
 import platform
+import re
 import resource
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from cli.local import ARENA_PREFIX, SHARED_MEMORY
+from cli.local import SHARED_MEMORY
 from cli.targets import AGENT_LISTEN, MATCHER_LISTEN, STORE_LISTEN, is_free
 from cli.units import format_bytes
 
@@ -23,6 +24,8 @@ _NEEDED = ("grpcio", "protobuf", "numpy", "blake3", "numba", "pydantic-settings"
 _FOR_DEMO = ("torch", "transformers", "accelerate", "gguf")
 _TESTED_PYTHONS = ((3, 11), (3, 12))
 _GIB = 1 << 30
+# An engine's memory, and the arena of the demo's services: named after the process that owns them.
+_OWNED = re.compile(r"kvblend-(?:local-)?(\d+)-")
 
 
 @dataclass(frozen=True)
@@ -80,13 +83,14 @@ def check_shared_memory(folder: Path = SHARED_MEMORY) -> list[Finding]:
 
 
 def check_left_behind(folder: Path = SHARED_MEMORY) -> list[Finding]:
-    """Arenas of processes that were killed before they could remove them."""
+    """Arenas and engines' memory of processes that were killed before they could remove them."""
     findings = []
-    for path in sorted(folder.glob(f"{ARENA_PREFIX}*")):
-        owner = path.name.removeprefix(ARENA_PREFIX).split("-", 1)[0]
-        if owner.isdecimal() and not psutil.pid_exists(int(owner)):
-            size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-            text = f"{path} ({format_bytes(size)}): process {owner} is gone"
+    for path in sorted(folder.glob("kvblend-*-*")):
+        owner = _OWNED.match(path.name)
+        if owner and not psutil.pid_exists(int(owner[1])):
+            files = path.rglob("*") if path.is_dir() else [path]
+            size = sum(file.stat().st_size for file in files if file.is_file())
+            text = f"{path} ({format_bytes(size)}): process {owner[1]} is gone"
             findings.append(Finding("left behind", WARN, text, f"rm -r {path}"))
     return findings
 

@@ -11,6 +11,8 @@ from enum import Enum
 from pathlib import Path
 
 _PROBE_SECONDS = (0.05, 0.25)
+# Ends that a stop is expected to have.
+_AS_ASKED = ("exited with code 0", "killed by SIGTERM")
 
 
 class State(Enum):
@@ -136,7 +138,7 @@ class Keeper:
                 failed = not self._was_ready and not self._killed
                 self._killed = False
             if self._stopping.is_set() or (not failed and not may_restart):
-                return self._enter(State.STOPPED, how)
+                return self._enter(State.STOPPED, "" if how in _AS_ASKED else how)
             if failed:
                 return self._enter(State.FAILED, self._last_words() or how)
             deaths = 1 if time.monotonic() - started >= self._backoff.well_after else deaths + 1

@@ -19,7 +19,7 @@ from cli.targets import SERVICES, target_of
 MODULES = {"matcher": "services.matcher", "store": "services.store", "agent": "services.gpu_agent"}
 SHARED_MEMORY = Path("/dev/shm")
 
-# Followed by the pid of the process that owns the folder, so that `kvblend doctor` finds what a killed one left.
+# Followed by the owner's pid, so that `kvblend doctor` finds what a killed process left.
 ARENA_PREFIX = "kvblend-local-"
 
 # No balancer watches a laptop's services: nothing to drain, short grace.

@@ -13,12 +13,7 @@ STOP_SECONDS = 8.0
 
 
 class StartFailed(RuntimeError):
-    """A process ended before it was ready. The message is its last line."""
-
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(reason)
-        self.name = name
-        self.reason = reason
+    """A process ended before it was ready. The message has its last line."""
 
 
 class Supervisor:
@@ -79,7 +74,7 @@ class Supervisor:
         with self._changed:
             while True:
                 for name, reason in self._failures.items():
-                    raise StartFailed(name, reason)
+                    raise StartFailed(reason if reason.startswith("kvblend ") else f"{name}: {reason}")
                 waiting = [n for n, k in self._keepers.items() if k.state not in (State.READY, State.STOPPED)]
                 left = deadline - time.monotonic()
                 if not waiting:

@@ -60,7 +60,7 @@ def _plan(options: UpOptions) -> Plan:
     return Plan(
         name=options.name,
         listen=options.listen,
-        arena_dir=SHARED_MEMORY / f"kvblend-{os.getuid()}-{options.name}",
+        arena_dir=SHARED_MEMORY / f"kvblend-up-{os.getuid()}-{options.name}",
         arena_bytes=arena_bytes,
         chunk_tokens=options.chunk_tokens,
         redis_url=options.redis_url,
@@ -156,8 +156,8 @@ def _serve(plan: Plan, run_dir: Path) -> int:
                 _say("stopping (again to stop at once)")
                 threading.Thread(target=_hurry_on, args=(signals, supervisor), daemon=True).start()
         except (StartFailed, TimeoutError) as error:
-            name = f"{error.name}: " if isinstance(error, StartFailed) else ""
-            print(f"kvblend up: {name}{error}", file=sys.stderr)
+            # A refused setting's line says itself whose it is.
+            print(error if str(error).startswith("kvblend ") else f"kvblend up: {error}", file=sys.stderr)
             return 1
         finally:
             for peer in peers.values():

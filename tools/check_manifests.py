@@ -48,26 +48,36 @@ def all_rules() -> list[Rule]:
 
 def _run(tool: str, *arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
     """A tool that is installed beside this interpreter."""
-    command = [str(Path(sys.executable).parent / tool), *arguments]
+    path = Path(sys.executable).parent / tool
+    if not path.exists():
+        sys.exit(f"{tool} is not installed beside {sys.executable}: run `make setup`")
+    command = [str(path), *arguments]
     return subprocess.run(command, input=text, capture_output=True, text=True, timeout=120, check=False)
+
+
+def _lint(tool: str, *arguments: str) -> list[str]:
+    """Its findings; also that it failed without any, which must not look like a pass."""
+    done = _run(tool, *arguments)
+    lines = (done.stdout + done.stderr).strip().splitlines() if done.returncode else []
+    return lines or ([f"{tool} exited with {done.returncode}"] if done.returncode else [])
 
 
 def findings() -> Iterator[str]:
     for folder in overlays():
         name = folder.relative_to(ROOT)
-        text = render(folder)
-        if not text:
-            yield f"{name}: kustomize renders nothing"
+        rendered = _run("kubectl", "kustomize", str(folder))
+        text = rendered.stdout
+        if rendered.returncode or not text:
+            yield f"{name}: kustomize: {rendered.stderr.strip() or 'renders nothing'}"
             continue
         checked = _run("kubernetes-validate", "--strict", "-k", KUBERNETES, "-", text=text)
         if checked.returncode:
             yield f"{name}: {(checked.stdout + checked.stderr).strip()}"
         documents = documents_of(text)
         yield from (f"{name}: {finding}" for rule in all_rules() for finding in rule(documents))
-    linted = _run("yamllint", "--strict", "-d", YAMLLINT, str(DEPLOY))
-    yield from linted.stdout.strip().splitlines()
+    yield from _lint("yamllint", "--strict", "-d", YAMLLINT, str(DEPLOY))
     for dockerfile in sorted(DEPLOY.rglob("*.Dockerfile")):
-        yield from _run("hadolint", "--no-color", str(dockerfile)).stdout.strip().splitlines()
+        yield from _lint("hadolint", "--no-color", str(dockerfile))
 
 
 def main() -> int:

@@ -96,21 +96,65 @@ def quantities_parse(documents: list[Document]) -> Iterator[str]:
                         yield f"{name}: {container['name']} has {key} = {value}, which is no quantity"
 
 
-def memory_volumes_fit(documents: list[Document]) -> Iterator[str]:
-    """Pages of a memory volume count against the container that touched them."""
+def requests_are_within_limits(documents: list[Document]) -> Iterator[str]:
+    """The API server refuses them; no schema does."""
     for name, template in workloads(documents):
+        for container in containers(template):
+            resources = container.get("resources", {})
+            for key, limit in resources.get("limits", {}).items():
+                request = resources.get("requests", {}).get(key)
+                if request is not None and (parse_quantity(request) or 0.0) > (parse_quantity(limit) or 0.0):
+                    yield f"{name}: {container['name']} requests {key} = {request}, above its limit {limit}"
+
+
+def memory_volumes_fit(documents: list[Document]) -> Iterator[str]:
+    """Pages of a memory volume count against the container that touched them: all its volumes must fit together."""
+    for name, template in workloads(documents):
+        sizes: dict[str, float] = {}
         for volume in template["spec"].get("volumes", []):
-            if volume.get("emptyDir", {}).get("medium") != "Memory":
-                continue
-            size = parse_quantity(volume["emptyDir"].get("sizeLimit"))
-            if size is None:
-                yield f"{name}: memory volume {volume['name']} needs a sizeLimit"
-                continue
-            for container in containers(template):
-                mounted = any(mount["name"] == volume["name"] for mount in container.get("volumeMounts", []))
-                limit = parse_quantity(container.get("resources", {}).get("limits", {}).get("memory")) or 0.0
-                if mounted and limit < size:
-                    yield f"{name}: {container['name']} may use less memory than its volume {volume['name']} holds"
+            if volume.get("emptyDir", {}).get("medium") == "Memory":
+                size = parse_quantity(volume["emptyDir"].get("sizeLimit"))
+                if size is None:
+                    yield f"{name}: memory volume {volume['name']} needs a sizeLimit"
+                sizes[volume["name"]] = size or 0.0
+        for container in containers(template):
+            mounted = {mount["name"] for mount in container.get("volumeMounts", [])} & sizes.keys()
+            limit = parse_quantity(container.get("resources", {}).get("limits", {}).get("memory")) or 0.0
+            if mounted and limit < sum(sizes[volume] for volume in mounted):
+                what = ", ".join(sorted(mounted))
+                yield f"{name}: {container['name']} may use less memory than its volumes hold: {what}"
+
+
+def mounts_exist(documents: list[Document]) -> Iterator[str]:
+    for name, template in workloads(documents):
+        volumes = {volume["name"] for volume in template["spec"].get("volumes", [])}
+        for container in containers(template):
+            for mount in container.get("volumeMounts", []):
+                if mount["name"] not in volumes:
+                    yield f"{name}: {container['name']} mounts {mount['name']}, which is no volume of the pod"
+
+
+def policies_select_pods(documents: list[Document]) -> Iterator[str]:
+    """A budget or a network policy whose selector matches nothing protects nothing, silently."""
+    pods = [template["metadata"]["labels"] for _, template in workloads(documents)]
+    for document in documents:
+        selectors = []
+        if document["kind"] == "PodDisruptionBudget":
+            selectors = [document["spec"]["selector"]]
+        if document["kind"] == "NetworkPolicy":
+            peers = [peer for rule in document["spec"].get("ingress", []) for peer in rule.get("from", [])]
+            selectors = [document["spec"]["podSelector"], *(p["podSelector"] for p in peers if "podSelector" in p)]
+        for selector in selectors:
+            wanted = selector.get("matchLabels", {})
+            if not any(wanted.items() <= labels.items() for labels in pods):
+                yield f"{name_of(document)}: {wanted} matches no pod"
+
+
+def service_links_are_off(documents: list[Document]) -> Iterator[str]:
+    """A Service named kvblend-matcher would add KVBLEND_MATCHER_PORT to every pod: an unknown setting, refused."""
+    for name, template in workloads(documents):
+        if template["spec"].get("enableServiceLinks") is not False:
+            yield f"{name}: enableServiceLinks must be false"
 
 
 def arenas_fit(documents: list[Document]) -> Iterator[str]:
@@ -176,7 +220,11 @@ RULES: list[Rule] = [
     services_reach_pods,
     probes_reach_ports,
     quantities_parse,
+    requests_are_within_limits,
     memory_volumes_fit,
+    mounts_exist,
+    policies_select_pods,
+    service_links_are_off,
     arenas_fit,
     drains_end_in_time,
     pods_are_locked,

@@ -9,7 +9,7 @@ from cli.report.model import DemoReport, Precompute, PromptReport
 from cli.report.pieces import visible
 
 # The last: KLQ without any recompute. Narrow enough for 80 columns.
-COLUMNS = ("prompt", "tokens", "prefix", "as is", "again", "new", "full ms", "ours ms", "KLQ", "KLQ 0 %")
+COLUMNS = ("prompt", "tokens", "prefix", "as is", "again", "new", "full ms", "ours ms", "KLQ", "KLQ 0%")
 
 
 def precompute_line(facts: Precompute) -> str:

@@ -79,16 +79,22 @@ def test_a_url_that_is_none_fails() -> None:
     assert finding.level == FAIL
 
 
-def test_an_arena_of_a_killed_process_is_found(tmp_path: Path) -> None:
-    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
-    left = tmp_path / f"{checks.ARENA_PREFIX}{int(gone.stdout)}-abc"
-    left.mkdir()
-    (left / "slab-0000").write_bytes(bytes(2048))
-    (tmp_path / f"{checks.ARENA_PREFIX}{os.getpid()}-abc").mkdir()
-    (finding,) = checks.check_left_behind(tmp_path)
-    assert finding.level == WARN
-    assert "2.0 KiB" in finding.text
-    assert finding.advice == f"rm -r {left}"
+def test_what_a_killed_process_left_in_shared_memory_is_found(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    gone, here = int(done.stdout), os.getpid()
+    arena = tmp_path / f"kvblend-local-{gone}-abc"
+    for folder in (arena, tmp_path / f"kvblend-local-{here}-abc", tmp_path / "kvblend-up-0-local"):
+        folder.mkdir()
+        (folder / "slab-0000").write_bytes(bytes(2048))
+    engine = tmp_path / f"kvblend-{gone}-0011"
+    for file in (engine, tmp_path / f"kvblend-{here}-0011"):
+        file.write_bytes(bytes(1024))
+    findings = checks.check_left_behind(tmp_path)
+    assert [(finding.level, finding.advice) for finding in findings] == [
+        (WARN, f"rm -r {engine}"),
+        (WARN, f"rm -r {arena}"),
+    ]
+    assert "2.0 KiB" in findings[1].text
 
 
 def test_a_tool_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

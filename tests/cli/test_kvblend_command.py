@@ -69,10 +69,9 @@ def test_addresses() -> None:
 
 
 def test_defaults_are_the_services_own() -> None:
+    from services.gpu_agent.settings import AgentSettings
     from services.matcher.settings import MatcherSettings
     from services.store.settings import StoreSettings
-
-    from services.gpu_agent.settings import AgentSettings
 
     for settings, listen in (
         (MatcherSettings, MATCHER_LISTEN),

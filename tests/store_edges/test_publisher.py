@@ -128,6 +128,21 @@ def test_a_matcher_that_lost_its_place_is_noticed_with_nothing_new_to_publish(mo
         eventually(lambda: agrees(model, catalog, publisher))
 
 
+def test_a_stranger_under_the_stores_name_is_noticed_and_its_claims_go(model: ModelMatcher, target: str) -> None:
+    catalog = Catalog()
+    with publishing(catalog, [target]) as publisher:
+        catalog.add(1)
+        eventually(lambda: agrees(model, catalog, publisher))
+        claim = matcher_pb2.PublishRequest(
+            store=NAME,
+            epoch=EPOCH,
+            first_sequence=publisher.position().sequence + 1,
+            events=[matcher_pb2.ChangeEvent(added=chunk_added(99))],
+        )
+        model.Publish(claim, None)
+        eventually(lambda: agrees(model, catalog, publisher))
+
+
 def test_case_65_the_store_starts_long_before_the_matcher(model: ModelMatcher, shm_dir: Path) -> None:
     catalog = Catalog()
     path = shm_dir / "matcher.sock"

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import cast
 
 import pytest
 import redis
@@ -12,6 +13,7 @@ from redis_server import RedisServer, free_port, redis_server
 from tier_contract import SECONDS, get, key_for, meta_for, payload_of, put
 
 from services.store.tiers.redis import RedisTier
+from services.store.tiers.redis_link import BoundedSocket
 from services.store.tiers.redis_objects import DAMAGED
 
 MIB = 1 << 20
@@ -227,7 +229,7 @@ def test_case_23_a_write_refused_half_way_leaves_nothing(tier: RedisTier, raw: r
     big = payload_of(4, 40 * MIB)
     for _ in range(4):
         assert not put(tier, KEY, big)
-        assert tier.find([KEY], SECONDS) == [None]
+    assert tier.find([KEY], SECONDS) == [None]
     assert len(raw.keys("kvblend:*")) == 2, "only the small object's header and part"
     assert get(tier, key_for(2)) == small, "a full server still serves what it holds"
     raw.config_set("maxmemory", 0)
@@ -342,6 +344,41 @@ def test_case_69_killed_and_restarted_is_used_again(server: RedisServer, transpo
         assert not put(tier, KEY, PAYLOAD)
         server.start()
         assert_comes_back(tier)
+
+
+def test_idle_connections_that_died_with_the_server_cost_no_call(server: RedisServer) -> None:
+    with tier_on(server.unix_url, half_open_seconds=1000) as tier:
+        threads = [threading.Thread(target=put, args=(tier, key_for(number), PAYLOAD)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        server.kill()
+        server.start()
+        assert put(tier, KEY, PAYLOAD), "the very first call"
+
+
+class RecordingSocket:
+    def __init__(self) -> None:
+        self.timeouts: list[float] = []
+
+    def settimeout(self, seconds: float) -> None:
+        self.timeouts.append(seconds)
+
+    def recv(self, size: int) -> bytes:
+        return bytes(size)
+
+
+def test_each_socket_operation_gets_only_what_is_left() -> None:
+    inner = RecordingSocket()
+    bounded = BoundedSocket(cast(socket.socket, inner), time.monotonic() + 100)
+    bounded.recv(1)
+    time.sleep(0.001)
+    bounded.recv(1)
+    assert 100 >= inner.timeouts[0] > inner.timeouts[1] > 0
+    bounded.deadline = time.monotonic()
+    with pytest.raises(TimeoutError):
+        bounded.recv(1)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ class LinkError(Exception):
         self.kind = kind
 
 
-class _Socket:
+class BoundedSocket:
     """A socket whose operations all end by `deadline`."""
 
     def __init__(self, inner: socket.socket, deadline: float) -> None:
@@ -71,14 +71,14 @@ class _Socket:
 
 
 class _Bounded:
-    """Mixed into redis-py's connections: its socket becomes a `_Socket`."""
+    """Mixed into redis-py's connections: its socket becomes a `BoundedSocket`."""
 
-    bounded: _Socket
+    bounded: BoundedSocket
     socket_connect_timeout: float
 
-    def _connect(self) -> _Socket:
+    def _connect(self) -> BoundedSocket:
         inner: socket.socket = super()._connect()  # type: ignore[misc]
-        self.bounded = _Socket(inner, time.monotonic() + self.socket_connect_timeout)
+        self.bounded = BoundedSocket(inner, time.monotonic() + self.socket_connect_timeout)
         return self.bounded
 
 
