@@ -278,12 +278,19 @@ def test_close_ends_calls_in_flight_and_threads(model: ModelMatcher, target: str
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("publish-")]
 
 
+@pytest.fixture
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.store.publisher._FIRST_BACKOFF", 0.002)
+    monkeypatch.setattr("services.store.publisher._LAST_BACKOFF", 0.02)
+
+
 owners = st.sampled_from([STORE, L2])
 changes = st.lists(st.tuples(st.booleans(), st.integers(0, 6), owners, st.integers(0, 3)), max_size=40)
 faults = st.lists(st.sampled_from(FAULTS), max_size=8)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.usefixtures("quick_retries")
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes, faults, faults, st.sampled_from([3, 1000]))
 def test_any_history_under_any_faults_ends_with_the_catalogs_table(
     shm_dir: Path, history: list[tuple[bool, int, matcher_pb2.Owner, int]], some: list[str], other: list[str], lag: int
