@@ -12,7 +12,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, CliSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 
@@ -129,11 +129,3 @@ def load_settings(settings_cls: type[S], argv: list[str]) -> S:
         _refuse(service, "config", str(known.config), error.strerror or str(error))
     except tomllib.TOMLDecodeError as error:
         _refuse(service, "config", str(known.config), f"not TOML: {error}")
-
-
-def describe_settings(settings_cls: type[BaseModel]) -> list[tuple[str, str, str]]:
-    """(name, default, description) of each setting, for documentation."""
-    return [
-        (name, "" if field.is_required() else repr(field.default), field.description or "")
-        for name, field in settings_cls.model_fields.items()
-    ]

@@ -14,6 +14,8 @@ from services.store.writes import Writes
 _log = get_logger("keeping")
 
 _EVERY_SECONDS = 0.2
+# Longer than any one round takes.
+_STOP_SECONDS = 30.0
 # Verified at once after a crash: a fraction of a second of one core.
 _SCRUB_BYTES = 256 << 20
 
@@ -49,7 +51,7 @@ class Keeper:
 
     def close(self) -> None:
         self._stopping.set()
-        self._thread.join()
+        self._thread.join(_STOP_SECONDS)
 
     def _loop(self) -> None:
         while not self._stopping.wait(_EVERY_SECONDS):
