@@ -64,7 +64,10 @@ def _table(*columns: str, right: tuple[str, ...] = ()) -> Table:
 
 
 def _services(snapshot: Snapshot) -> Table:
-    table = _table("service", "state", "up for", "address", "", right=("up for",))
+    table = _table("service", "state", "up for", "address", right=("up for",))
+    # Takes what the others leave: a long reason must not squeeze an address.
+    table.add_column("", ratio=1, no_wrap=True, overflow="ellipsis")
+    table.expand = True
     for view in snapshot.views:
         live = view.probe.liveness
         up_for = format_seconds(live.uptime_seconds) if live else ""
@@ -161,10 +164,10 @@ def _counts(store: Any, matcher: Any, agent: Any) -> Table:
 
 
 def _latencies(snapshot: Snapshot) -> Table:
-    """The busiest calls of all services."""
+    """The calls on which the services spend most time."""
     rows = [(view.probe.service, item) for view in snapshot.views if view.stats for item in view.stats.latencies]
     rows = [row for row in rows if not row[1].name.startswith(("Ping", "Get", "Check"))]
     table = _table("call", "service", "count", "p50 ms", "p99 ms", right=("count", "p50 ms", "p99 ms"))
-    for service, item in sorted(rows, key=lambda row: row[1].count, reverse=True)[:_MOST_LATENCIES]:
+    for service, item in sorted(rows, key=lambda row: row[1].count * row[1].p50_ms, reverse=True)[:_MOST_LATENCIES]:
         table.add_row(item.name, service, f"{item.count:,}", f"{item.p50_ms:.2f}", f"{item.p99_ms:.2f}")
     return table

