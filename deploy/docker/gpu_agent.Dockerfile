@@ -1,4 +1,5 @@
-# The GPU agent as a container of its own, for engines that do not start it themselves. Build from the repository's root:
+# The GPU agent as a container of its own, for engines whose container does not run it.
+# Build from the repository's root:
 #   docker build -f deploy/docker/gpu_agent.Dockerfile -t kvblend-gpu-agent:0.1.0 .
 FROM python:3.11-slim-bookworm AS build
 # An index to take torch from instead of the default one: builds without CUDA are a tenth of the size.
@@ -8,7 +9,8 @@ WORKDIR /source
 COPY pyproject.toml requirements.lock requirements-torch.txt README.md LICENSE ./
 COPY kvblend kvblend
 COPY services services
-# Versions and hashes come from the lock file; uv verifies both. Torch is pinned apart, as its builds differ.
+# Versions and hashes come from the lock file; uv verifies both. As a constraint: it locks development's tools too.
+# Torch is pinned apart, as its builds differ.
 RUN uv venv /app \
     && uv pip install --python /app --no-cache --no-deps ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} \
         -r requirements-torch.txt \

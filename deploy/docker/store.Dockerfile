@@ -6,7 +6,7 @@ WORKDIR /source
 COPY pyproject.toml requirements.lock README.md LICENSE ./
 COPY kvblend kvblend
 COPY services services
-# Versions and hashes come from the lock file; uv verifies both.
+# Versions and hashes come from the lock file; uv verifies both. As a constraint: it locks development's tools too.
 RUN uv venv /app \
     && uv pip install --python /app --no-cache --constraint requirements.lock '.[services]'
 
