@@ -7,6 +7,10 @@ READY := $(VENV)/.ready
 MODEL := build/model/smollm2
 DOCS ?=
 PROMPTS ?= 6
+# Environments of their own: what they need must not decide what kvblend is tested with.
+PEERS := build/peers/venv
+PLOTS := build/bench/venv
+BENCH ?=
 # What a torch build for GPUs drags in; torch itself is pinned in requirements-torch.txt.
 NOT_LOCKED := torch triton cuda-bindings cuda-pathfinder cuda-toolkit setuptools \
 	$(addprefix nvidia-,cublas cuda-cccl cuda-cupti cuda-nvrtc cuda-runtime cudnn-cu13 cufft cufile curand cusolver cusparse cusparselt-cu13 nccl-cu13 nvjitlink nvshmem-cu13 nvtx)
@@ -14,7 +18,8 @@ NOT_LOCKED := torch triton cuda-bindings cuda-pathfinder cuda-toolkit setuptools
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup model demo test check lint types imports protos check-protos check-manifests docs check-docs fix lock clean
+.PHONY: help setup model demo test check lint types imports protos check-protos check-manifests docs check-docs fix lock clean \
+	bench-matcher bench-peers bench-plots
 
 help: ## What can be made.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -48,7 +53,7 @@ lint: $(READY) ## Ruff, lint and format. Its fix twin: make fix
 	$(BIN)/ruff format --check .
 
 types: $(READY) ## mypy, strict.
-	$(BIN)/mypy kvblend services cli tools
+	$(BIN)/mypy kvblend services cli tools benchmarks
 
 imports: $(READY) ## Who may import whom.
 	$(BIN)/lint-imports
@@ -81,6 +86,26 @@ lock: $(READY) ## Renew requirements.lock from pyproject.toml.
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --upgrade --extra dev \
 		--constraint requirements-torch.txt $(addprefix --no-emit-package ,$(NOT_LOCKED)) \
 		--no-header --no-annotate -o requirements.lock pyproject.toml
+
+bench-matcher: $(READY) ## The matcher beside lmcache's (make bench-peers first): build/bench/matcher.json. BENCH="--quick --only match"
+	$(BIN)/python -m benchmarks.matcher $(BENCH)
+
+$(PEERS)/.ready: pyproject.toml requirements-torch.txt | $(READY)
+	@test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-torch.txt
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[peers]'
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps lmcache==0.5.6
+	@touch $@
+
+bench-peers: $(PEERS)/.ready ## lmcache in an environment of its own, for the comparison (1.5 GB, most of it torch).
+
+$(PLOTS)/.ready: pyproject.toml | $(READY)
+	@test -x $(PLOTS)/bin/python || $(PYTHON) -m venv $(PLOTS)
+	$(PLOTS)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
+	@touch $@
+
+bench-plots: $(PLOTS)/.ready ## The figures of docs/matcher.md, from build/bench/matcher.json.
+	$(PLOTS)/bin/python benchmarks/matcher/plots.py build/bench/matcher.json docs/figures
 
 clean: ## Remove what was built, but not the environment.
 	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis

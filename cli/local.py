@@ -1,6 +1,5 @@
 """A matcher, a store and an agent on this machine: for `kvblend up`, the demo and tests."""
 
-import itertools
 import os
 import shutil
 import sys
@@ -25,16 +24,22 @@ ARENA_PREFIX = "kvblend-local-"
 # No balancer watches a laptop's services: nothing to drain, short grace.
 _STOP_FLAGS = ["--drain-seconds", "0", "--grace-seconds", "2"]
 _GIB = 1 << 30
+# Of the matcher's table: some 200 000 chunks of 256 tokens.
+_TABLE_BYTES = 256 << 20
 # A unix socket's path is limited to 107 bytes.
 _LONGEST_SOCKET = 107
-_numbers = itertools.count(1)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Settings of the three services. `listen` is by service name; sizes in bytes; `extra`: more flags by service."""
+    """Settings of the three services. `listen` is by service name; sizes in bytes; `extra`: more flags by service.
+
+    `run_dir`: logs, and the matcher's log. What the matcher knows outlives it there, also from one start of all
+    services to the next. Only what is true again is used then: a new arena is a new epoch of its store.
+    """
 
     name: str
+    run_dir: Path
     listen: Mapping[str, str]
     arena_dir: Path
     arena_bytes: int
@@ -49,6 +54,9 @@ class Plan:
     def flags(self, service: str) -> list[str]:
         """What follows `python -m services.X`."""
         flags = ["--listen", self.listen[service], "--log-json", "false", *_STOP_FLAGS]
+        if service == "matcher":
+            flags += ["--log", f"sqlite:{self.run_dir.resolve() / 'matcher.db'}"]
+            flags += ["--memory-limit-bytes", str(_TABLE_BYTES)]
         if service == "store":
             flags += ["--name", self.name, "--matcher", self.target("matcher")]
             flags += ["--arena-dir", str(self.arena_dir), "--arena-bytes", str(self.arena_bytes)]
@@ -58,14 +66,19 @@ class Plan:
             flags += ["--name", self.name, "--store", self.target("store"), "--device", self.device]
         return [*flags, *self.extra.get(service, ())]
 
+    def output(self, service: str) -> Path:
+        return self.run_dir / "logs" / f"{service}.log"
+
     def command(self, service: str) -> list[str]:
         return [sys.executable, "-m", MODULES[service], *self.flags(service)]
 
 
 class LocalServices:
-    """The three services, supervised, on unix sockets; everything is gone when the `with` block ends.
+    """The three services, supervised, on unix sockets. When the `with` block ends everything is gone except what is in
+    a `run_dir` that was given (see Plan).
 
     `with LocalServices() as services:` starts them and waits until they are ready.
+    The first start of a version compiles its kernels, for up to a minute on two busy cores.
     Raises StartFailed (a setting was refused, say) or TimeoutError.
     """
 
@@ -81,14 +94,16 @@ class LocalServices:
         extra: Mapping[str, Sequence[str]] | None = None,
         backoff: Backoff | None = None,
         on_change: Callable[[Change], None] | None = None,
-        start_timeout: float = 60.0,
+        start_timeout: float = 120.0,
     ) -> None:
         self._start_timeout = start_timeout
         self._own_folders = [Path(tempfile.mkdtemp(prefix=f"{ARENA_PREFIX}{os.getpid()}-", dir=SHARED_MEMORY))]
         sockets = self._socket_folder(run_dir)
         self.run_dir = run_dir or sockets
         self.plan = Plan(
-            name=name or f"local-{os.getpid()}-{next(_numbers)}",
+            # The same from one start to the next: what a store of another name had would never be taken back.
+            name=name or "local",
+            run_dir=self.run_dir,
             listen={service: f"unix:{sockets / service}.sock" for service in SERVICES},
             arena_dir=self._own_folders[0],
             arena_bytes=arena_bytes,
@@ -98,7 +113,7 @@ class LocalServices:
             extra=extra or {},
         )
         self._peers = {service: Peer(service, self.plan.target(service)) for service in SERVICES}
-        specs = make_specs(self.plan, self.run_dir / "logs", self._peers)
+        specs = make_specs(self.plan, self._peers)
         self._supervisor = Supervisor(specs, backoff=backoff, on_change=on_change)
 
     def _socket_folder(self, run_dir: Path | None) -> Path:
@@ -147,7 +162,7 @@ class LocalServices:
         return self._supervisor.pid(service)
 
     def log(self, service: str) -> Path:
-        return self.run_dir / "logs" / f"{service}.log"
+        return self.plan.output(service)
 
     def kill(self, service: str, *, restart: bool = True) -> None:
         """SIGKILL; started again by itself unless `restart` is False (then `start` does)."""
@@ -160,8 +175,6 @@ class LocalServices:
         self._supervisor.wait_ready(timeout)
 
 
-def make_specs(plan: Plan, logs: Path, peers: Mapping[str, Peer]) -> list[Spec]:
-    """The three processes in start order; ready when their Ping answers."""
-    return [
-        Spec(service, plan.command(service), logs / f"{service}.log", peers[service].answers) for service in SERVICES
-    ]
+def make_specs(plan: Plan, peers: Mapping[str, Peer]) -> list[Spec]:
+    """The three processes in start order."""
+    return [Spec(service, plan.command(service), plan.output(service), peers[service].is_ready) for service in SERVICES]

@@ -32,7 +32,10 @@ def up(
     arena_bytes: Annotated[str, typer.Option(metavar="SIZE", help="Shared memory for KV, such as 2GiB.")] = "2GiB",
     chunk_tokens: Annotated[int, typer.Option(help="Tokens in a chunk: a power of two, 16 to 1024.")] = 256,
     redis_url: Annotated[str, typer.Option(metavar="URL", help="Redis or Valkey behind the shared memory.")] = "",
-    run_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Logs go to DIR/logs.")] = None,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Logs go to DIR/logs; the matcher keeps what it knows in DIR/matcher.db."),
+    ] = None,
     matcher_listen: Annotated[str, typer.Option(metavar="ADDRESS", help="host:port or unix:/path.")] = MATCHER_LISTEN,
     store_listen: Annotated[str, typer.Option(metavar="ADDRESS", help="host:port or unix:/path.")] = STORE_LISTEN,
     agent_listen: Annotated[str, typer.Option(metavar="ADDRESS", help="host:port or unix:/path.")] = AGENT_LISTEN,

@@ -19,6 +19,7 @@ _STUBS: dict[str, Callable[[grpc.Channel], Any]] = {
     "agent": agent_pb2_grpc.AgentServiceStub,
 }
 _NAMES = {"matcher": "MatcherService", "store": "StoreService", "agent": "AgentService"}
+_READINESS = health_pb2.HealthCheckRequest(service="readiness")
 
 
 @dataclass(frozen=True)
@@ -71,12 +72,13 @@ class Peer:
         liveness: common_pb2.Liveness = response.liveness
         return liveness
 
-    def answers(self, timeout: float = 1.0) -> bool:
+    def is_ready(self, timeout: float = 1.0) -> bool:
+        """As it says itself: a matcher answers before it has caught up with its log. Not asked: what it depends on."""
         try:
-            self.ping(timeout)
+            health = self._health.Check(_READINESS, timeout=timeout)
         except grpc.RpcError:
             return False
-        return True
+        return bool(health.status == health_pb2.HealthCheckResponse.SERVING)
 
     def probe(self, timeout: float) -> Probe:
         """Never raises; takes at most `timeout` seconds."""
@@ -85,7 +87,7 @@ class Peer:
             liveness = self.ping(timeout)
             round_trip_ms = 1e3 * (time.monotonic() - start)
             left = max(0.01, timeout - (time.monotonic() - start))
-            health = self._health.Check(health_pb2.HealthCheckRequest(service="readiness"), timeout=left)
+            health = self._health.Check(_READINESS, timeout=left)
         except grpc.RpcError as error:
             return Probe(self.service, self.target, reachable=False, ready=False, detail=self._why(error, timeout))
         detail = ""

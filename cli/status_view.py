@@ -12,7 +12,7 @@ from cli.colors import STYLES
 from cli.ping import state_text
 from cli.probe import Probe
 from cli.units import format_bytes, format_seconds
-from kvblend.v1 import common_pb2, store_pb2
+from kvblend.v1 import common_pb2, matcher_pb2, store_pb2
 
 _MOST_SPACES = 4
 _MOST_LATENCIES = 4
@@ -150,8 +150,11 @@ def _counts(store: Any, matcher: Any, agent: Any) -> Table:
         table.add_row("chunks", f"{changes} · {store.outbox_events:,} events wait for the matcher")
     if matcher is not None:
         entries = sum(space.chunks for space in matcher.spaces)
+        room = f"{format_bytes(matcher.table_bytes)} of {format_bytes(matcher.memory_limit_bytes)}"
+        table.add_row("matcher", f"{entries:,} entries in {room}, {matcher.evicted:,} dropped for room")
         looked = f"{matcher.matches:,} matches: {matcher.candidates:,} candidates, {matcher.refused:,} refused"
-        table.add_row("matcher", f"{entries:,} entries in {format_bytes(matcher.table_bytes)} · {looked}")
+        table.add_row("", looked)
+        table.add_row("log", _log(matcher.log))
     if agent is not None:
         moved = f"{format_bytes(agent.retrieved_bytes)} retrieved, {format_bytes(agent.stored_bytes)} stored"
         table.add_row("agent", f"{agent.device or 'no device'} · {moved} · {agent.failed_tokens:,} tokens failed")
@@ -161,6 +164,14 @@ def _counts(store: Any, matcher: Any, agent: Any) -> Table:
             text = f"{name} · {format_bytes(item.mapped_bytes)} mapped · {item.open_requests} open requests · {rope}"
             table.add_row("engine", Text(text))
     return table
+
+
+def _log(log: matcher_pb2.LogState) -> Text:
+    """The log that matchers follow, and how far behind it this one is."""
+    if log.error:
+        return Text(f"{log.kind} is away for {format_seconds(log.age_ms / 1e3)}: {log.error}", style="red")
+    behind = max(0, log.end_position - log.applied_position)
+    return Text(f"{log.kind} at {log.applied_position:,}, {behind:,} behind · snapshot at {log.snapshot_position:,}")
 
 
 def _latencies(snapshot: Snapshot) -> Table:

@@ -24,7 +24,8 @@ from cli.supervisor import StartFailed, Supervisor
 from cli.targets import SERVICES, is_exposed, is_free
 from cli.units import format_bytes, parse_bytes
 
-_START_SECONDS = 60.0
+# The first start of a version compiles its kernels, for up to a minute on two busy cores.
+_START_SECONDS = 120.0
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 _SETTINGS = {"matcher": "MatcherSettings", "store": "StoreSettings", "agent": "AgentSettings"}
 
@@ -47,7 +48,7 @@ def run(options: UpOptions) -> int:
     _refuse_wrong_settings(plan)
     with _only_one(options.name):
         _refuse_taken_addresses(plan)
-        return _serve(plan, options.run_dir or _runtime_folder() / options.name)
+        return _serve(plan)
 
 
 def _plan(options: UpOptions) -> Plan:
@@ -59,6 +60,7 @@ def _plan(options: UpOptions) -> Plan:
         _refuse("arena-bytes", options.arena_bytes, str(error))
     return Plan(
         name=options.name,
+        run_dir=options.run_dir or _runtime_folder() / options.name,
         listen=options.listen,
         arena_dir=SHARED_MEMORY / f"kvblend-up-{os.getuid()}-{options.name}",
         arena_bytes=arena_bytes,
@@ -139,13 +141,13 @@ def _say_change(change: Change) -> None:
         _say(f"{change.name:<8} {change.state.value:<8} {change.detail}".rstrip())
 
 
-def _serve(plan: Plan, run_dir: Path) -> int:
+def _serve(plan: Plan) -> int:
     for service in SERVICES:
         if is_exposed(plan.listen[service]):
             _say(f"warning: {service} listens on {plan.listen[service]}: other hosts can reach it, without encryption")
-    _say(f"starting {', '.join(SERVICES)}; logs in {run_dir / 'logs'}")
+    _say(f"starting {', '.join(SERVICES)}; logs in {plan.run_dir / 'logs'}")
     peers = {service: Peer(service, plan.target(service)) for service in SERVICES}
-    supervisor = Supervisor(make_specs(plan, run_dir / "logs", peers), on_change=_say_change)
+    supervisor = Supervisor(make_specs(plan, peers), on_change=_say_change)
     with _Signals() as signals:
         try:
             with supervisor:

@@ -1,7 +1,7 @@
 """Checks Dockerfiles and Kubernetes manifests, as far as that goes without a cluster.
 
 Renders deploy/k8s with kustomize, validates against the schemas of KUBERNETES, lints YAML and Dockerfiles, and applies
-the rules of tools/manifest_rules.py. Prints one line a finding; exits 1 if there is any.
+the rules of tools/manifest_rules.py and tools/matcher_rules.py. Prints one line a finding; exits 1 if there is any.
 """
 
 import subprocess
@@ -14,6 +14,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools.manifest_rules import RULES, Document, known_kinds
+from tools.matcher_rules import MATCHER_RULES
 
 ROOT = Path(__file__).resolve().parent.parent
 DEPLOY = ROOT / "deploy"
@@ -58,7 +59,7 @@ def check_rendered(text: str) -> Iterator[str]:
     if checked.returncode:
         said = (checked.stdout + checked.stderr).strip().splitlines()
         unsound += said or [f"kubernetes-validate exited with {checked.returncode}"]
-    yield from unsound or (finding for rule in RULES for finding in rule(documents))
+    yield from unsound or (finding for rule in (*RULES, *MATCHER_RULES) for finding in rule(documents))
 
 
 def findings() -> Iterator[str]:

@@ -16,7 +16,7 @@ Document = dict[str, Any]
 Rule = Callable[[list[Document]], Iterator[str]]
 
 WORKLOADS = {"Deployment", "StatefulSet", "DaemonSet"}
-KINDS = WORKLOADS | {"Service", "NetworkPolicy", "PodDisruptionBudget", "ConfigMap"}
+KINDS = WORKLOADS | {"Service", "NetworkPolicy", "PodDisruptionBudget", "ConfigMap", "HorizontalPodAutoscaler"}
 # Whose settings a container takes, by its image. An engine's container may run an agent beside the engine.
 IMAGES: dict[str, type[ServiceSettings]] = {
     "kvblend-matcher": MatcherSettings,
@@ -60,6 +60,20 @@ def every_container(documents: list[Document]) -> Iterator[tuple[str, Document]]
             yield f"{name}: {container['name']}", container
 
 
+def claims(document: Document) -> list[Document]:
+    """Volumes that each pod of a StatefulSet has to itself."""
+    found: list[Document] = (
+        document["spec"].get("volumeClaimTemplates", []) if document["kind"] == "StatefulSet" else []
+    )
+    return found
+
+
+def scaled_by(autoscaler: Document) -> str:
+    """Name of the workload whose replicas it decides."""
+    target = autoscaler["spec"]["scaleTargetRef"]
+    return f"{target['kind']}/{target['name']}"
+
+
 def labels_of(template: Document) -> dict[str, str]:
     labels: dict[str, str] = template.get("metadata", {}).get("labels", {})
     return labels
@@ -99,8 +113,10 @@ def selectors_match(documents: list[Document]) -> Iterator[str]:
     for document in documents:
         if document["kind"] in WORKLOADS:
             labels, selector = labels_of(document["spec"]["template"]), document["spec"]["selector"]
-            if not selects(selector, labels):
-                yield f"{name_of(document)}: selector {selector} does not match the pods' labels {labels}"
+            spreads = document["spec"]["template"]["spec"].get("topologySpreadConstraints", [])
+            for wanted in (selector, *(spread.get("labelSelector", {}) for spread in spreads)):
+                if not selects(wanted, labels):
+                    yield f"{name_of(document)}: selector {wanted} does not match the pods' labels {labels}"
 
 
 def services_reach_pods(documents: list[Document]) -> Iterator[str]:
@@ -142,6 +158,11 @@ def quantities_parse(documents: list[Document]) -> Iterator[str]:
             size = (volume.get("emptyDir") or {}).get("sizeLimit")
             if size is not None and parse_quantity(size) is None:
                 yield f"{name}: volume {volume['name']} has sizeLimit = {size}, which is no quantity"
+    for document in documents:
+        for claim in claims(document):
+            size = claim["spec"]["resources"]["requests"]["storage"]
+            if parse_quantity(size) is None:
+                yield f"{name_of(document)}: claim {claim['metadata']['name']} of {size}, which is no quantity"
 
 
 def resources_are_given(documents: list[Document]) -> Iterator[str]:
@@ -175,13 +196,16 @@ def memory_volumes_fit(documents: list[Document]) -> Iterator[str]:
 
 
 def mounts_exist(documents: list[Document]) -> Iterator[str]:
-    """Of StatefulSets too: none here claims volumes by a template."""
-    for name, template in workloads(documents):
+    for document in documents:
+        if document["kind"] not in WORKLOADS:
+            continue
+        template = document["spec"]["template"]
         volumes = {volume["name"] for volume in template["spec"].get("volumes", [])}
+        volumes |= {claim["metadata"]["name"] for claim in claims(document)}
         for container in containers(template):
             for mount in container.get("volumeMounts", []):
                 if mount["name"] not in volumes:
-                    yield f"{name}: {container['name']} mounts {mount['name']}, which is no volume of the pod"
+                    yield f"{name_of(document)}: {container['name']} mounts {mount['name']}, no volume of the pod"
 
 
 def policies_select_pods(documents: list[Document]) -> Iterator[str]:
@@ -192,11 +216,34 @@ def policies_select_pods(documents: list[Document]) -> Iterator[str]:
         if document["kind"] == "PodDisruptionBudget":
             selectors = [document["spec"].get("selector", {})]
         if document["kind"] == "NetworkPolicy":
-            peers = [peer for rule in document["spec"].get("ingress", []) for peer in rule.get("from", [])]
-            selectors = [document["spec"]["podSelector"], *(p["podSelector"] for p in peers if "podSelector" in p)]
+            spec = document["spec"]
+            peers = [peer for rule in spec.get("ingress", []) for peer in rule.get("from", [])]
+            peers += [peer for rule in spec.get("egress", []) for peer in rule.get("to", [])]
+            selectors = [spec["podSelector"], *(p["podSelector"] for p in peers if "podSelector" in p)]
         for selector in selectors:
             if not any(selects(selector, labels) for labels in pods):
                 yield f"{name_of(document)}: {selector} matches no pod"
+
+
+def stateful_sets_have_a_service(documents: list[Document]) -> Iterator[str]:
+    services = {document["metadata"]["name"] for document in documents if document["kind"] == "Service"}
+    for document in documents:
+        if document["kind"] == "StatefulSet" and document["spec"].get("serviceName") not in services:
+            yield f"{name_of(document)}: serviceName {document['spec'].get('serviceName')} is no Service"
+
+
+def autoscalers_fit(documents: list[Document]) -> Iterator[str]:
+    found = {name_of(document): document for document in documents if document["kind"] in WORKLOADS}
+    for document in documents:
+        if document["kind"] != "HorizontalPodAutoscaler":
+            continue
+        spec, target = document["spec"], scaled_by(document)
+        if target not in found:
+            yield f"{name_of(document)}: there is no {target}"
+        elif "replicas" in found[target]["spec"]:
+            yield f"{target} sets replicas, which {name_of(document)} decides: every apply would undo its choice"
+        if spec.get("minReplicas", 1) > spec["maxReplicas"]:
+            yield f"{name_of(document)}: minReplicas is above maxReplicas"
 
 
 def service_links_are_off(documents: list[Document]) -> Iterator[str]:
@@ -281,6 +328,8 @@ RULES: list[Rule] = [
     memory_volumes_fit,
     mounts_exist,
     policies_select_pods,
+    stateful_sets_have_a_service,
+    autoscalers_fit,
     service_links_are_off,
     settings_exist,
     arenas_fit,

@@ -11,11 +11,12 @@ COPY kvblend kvblend
 COPY services services
 # Versions and hashes come from the lock file; uv verifies both. As a constraint: it locks development's tools too.
 # Torch is pinned apart, as its builds differ.
+# Bytecode: the file system that it runs on is read-only, so each start would compile all sources anew.
 RUN uv venv /app \
     && uv pip install --python /app --no-cache --no-deps ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} \
         -r requirements-torch.txt \
-    && uv pip install --python /app --no-cache --constraint requirements.lock --constraint requirements-torch.txt \
-        '.[agent]'
+    && uv pip install --python /app --no-cache --compile-bytecode \
+        --constraint requirements.lock --constraint requirements-torch.txt '.[agent]'
 
 FROM python:3.11-slim-bookworm
 COPY --from=build /app /app

@@ -7,8 +7,9 @@ COPY pyproject.toml requirements.lock README.md LICENSE ./
 COPY kvblend kvblend
 COPY services services
 # Versions and hashes come from the lock file; uv verifies both. As a constraint: it locks development's tools too.
+# Bytecode: the file system that it runs on is read-only, so each start would compile all sources anew.
 RUN uv venv /app \
-    && uv pip install --python /app --no-cache --constraint requirements.lock '.[services]'
+    && uv pip install --python /app --no-cache --compile-bytecode --constraint requirements.lock '.[services]'
 
 FROM python:3.11-slim-bookworm
 COPY --from=build /app /app

@@ -25,47 +25,59 @@ _sym_db = _symbol_database.Default()
 from kvblend.v1 import common_pb2 as kvblend_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvblend/v1/matcher.proto\x12\nkvblend.v1\x1a\x17kvblend/v1/common.proto\";\n\x05Owner\x12#\n\x04kind\x18\x01 \x01(\x0e\x32\x15.kvblend.v1.OwnerKind\x12\r\n\x05l2_id\x18\x02 \x01(\t\"~\n\x0ePublishRequest\x12\r\n\x05store\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x16\n\x0e\x66irst_sequence\x18\x03 \x01(\x04\x12\'\n\x06\x65vents\x18\x04 \x03(\x0b\x32\x17.kvblend.v1.ChangeEvent\x12\r\n\x05reset\x18\x05 \x01(\x08\"m\n\x0b\x43hangeEvent\x12\'\n\x05\x61\x64\x64\x65\x64\x18\x01 \x01(\x0b\x32\x16.kvblend.v1.ChunkAddedH\x00\x12+\n\x07removed\x18\x02 \x01(\x0b\x32\x18.kvblend.v1.ChunkRemovedH\x00\x42\x08\n\x06\x63hange\"\xa4\x02\n\nChunkAdded\x12\x10\n\x08space_id\x18\x01 \x01(\x0c\x12\"\n\x06\x64omain\x18\x02 \x01(\x0e\x32\x12.kvblend.v1.Domain\x12\x12\n\nchain_hash\x18\x03 \x01(\x0c\x12\x15\n\rprevious_hash\x18\x04 \x01(\x0c\x12\x0e\n\x06tokens\x18\x05 \x01(\x0c\x12\x17\n\x0fstored_position\x18\x06 \x01(\r\x12/\n\rcontext_class\x18\x07 \x01(\x0e\x32\x18.kvblend.v1.ContextClass\x12\x10\n\x08\x64ocument\x18\x08 \x01(\t\x12 \n\x05owner\x18\t \x01(\x0b\x32\x11.kvblend.v1.Owner\x12\x14\n\x0c\x63hunk_tokens\x18\n \x01(\r\x12\x11\n\tmatchable\x18\x0b \x01(\x08\"\x91\x01\n\x0c\x43hunkRemoved\x12\x10\n\x08space_id\x18\x01 \x01(\x0c\x12\"\n\x06\x64omain\x18\x02 \x01(\x0e\x32\x12.kvblend.v1.Domain\x12\x12\n\nchain_hash\x18\x03 \x01(\x0c\x12 \n\x05owner\x18\x04 \x01(\x0b\x32\x11.kvblend.v1.Owner\x12\x15\n\rseen_sequence\x18\x05 \x01(\x04\"Q\n\x0fPublishResponse\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\x0c\x12\x18\n\x10\x61pplied_sequence\x18\x02 \x01(\x04\x12\x13\n\x0bneeds_reset\x18\x03 \x01(\x08\"\x81\x02\n\x0cMatchRequest\x12\x10\n\x08space_id\x18\x01 \x01(\x0c\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\x12\x13\n\x0bskip_tokens\x18\x03 \x01(\r\x12\x31\n\x0f\x63ontext_classes\x18\x04 \x03(\x0e\x32\x18.kvblend.v1.ContextClass\x12\r\n\x05store\x18\x05 \x01(\t\x12\r\n\x05\x65poch\x18\x06 \x01(\x04\x12\r\n\x05l2_id\x18\x07 \x01(\t\x12,\n\x08\x61t_least\x18\x08 \x03(\x0b\x32\x1a.kvblend.v1.StreamPosition\x12,\n\x0copaque_spans\x18\t \x03(\x0b\x32\x16.kvblend.v1.OpaqueSpan\"\xcc\x01\n\rMatchResponse\x12%\n\x08segments\x18\x01 \x03(\x0b\x32\x13.kvblend.v1.Segment\x12)\n\nshortfalls\x18\x02 \x03(\x0b\x32\x15.kvblend.v1.Shortfall\x12+\n\x07\x61pplied\x18\x03 \x03(\x0b\x32\x1a.kvblend.v1.StreamPosition\x12\x16\n\x0escanned_tokens\x18\x04 \x01(\r\x12\x12\n\ncandidates\x18\x05 \x01(\r\x12\x10\n\x08verified\x18\x06 \x01(\r\"\x8f\x01\n\x0cScoreRequest\x12\x10\n\x08space_id\x18\x01 \x01(\x0c\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\x12\x14\n\x0c\x63hain_hashes\x18\x03 \x01(\x0c\x12\x14\n\x0c\x63hunk_tokens\x18\x04 \x01(\r\x12\x31\n\x0f\x63ontext_classes\x18\x05 \x03(\x0e\x32\x18.kvblend.v1.ContextClass\"7\n\rScoreResponse\x12&\n\x06stores\x18\x01 \x03(\x0b\x32\x16.kvblend.v1.StoreScore\"Z\n\nStoreScore\x12\r\n\x05store\x18\x01 \x01(\t\x12\r\n\x05l2_id\x18\x02 \x01(\t\x12\x15\n\rprefix_tokens\x18\x03 \x01(\r\x12\x17\n\x0f\x61nywhere_tokens\x18\x04 \x01(\r\"\x18\n\x16GetMatcherStatsRequest\"\xfc\x01\n\x17GetMatcherStatsResponse\x12(\n\x06spaces\x18\x01 \x03(\x0b\x32\x18.kvblend.v1.SpaceEntries\x12\x13\n\x0btable_bytes\x18\x02 \x01(\x04\x12\x0f\n\x07matches\x18\x03 \x01(\x04\x12\x12\n\ncandidates\x18\x04 \x01(\x04\x12\x10\n\x08verified\x18\x05 \x01(\x04\x12\x0f\n\x07refused\x18\x06 \x01(\x04\x12+\n\x07\x61pplied\x18\x07 \x03(\x0b\x32\x1a.kvblend.v1.StreamPosition\x12-\n\tlatencies\x18\x08 \x03(\x0b\x32\x1a.kvblend.v1.LatencySummary\"@\n\x0cSpaceEntries\x12\x10\n\x08space_id\x18\x01 \x01(\x0c\x12\x0e\n\x06\x63hunks\x18\x02 \x01(\x04\x12\x0e\n\x06tokens\x18\x03 \x01(\x04\"\x14\n\x12PingMatcherRequest\"=\n\x13PingMatcherResponse\x12&\n\x08liveness\x18\x01 \x01(\x0b\x32\x14.kvblend.v1.Liveness*P\n\tOwnerKind\x12\x1a\n\x16OWNER_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10OWNER_KIND_STORE\x10\x01\x12\x11\n\rOWNER_KIND_L2\x10\x02\x32\xfc\x02\n\x0eMatcherService\x12\x42\n\x07Publish\x12\x1a.kvblend.v1.PublishRequest\x1a\x1b.kvblend.v1.PublishResponse\x12<\n\x05Match\x12\x18.kvblend.v1.MatchRequest\x1a\x19.kvblend.v1.MatchResponse\x12<\n\x05Score\x12\x18.kvblend.v1.ScoreRequest\x1a\x19.kvblend.v1.ScoreResponse\x12Z\n\x0fGetMatcherStats\x12\".kvblend.v1.GetMatcherStatsRequest\x1a#.kvblend.v1.GetMatcherStatsResponse\x12N\n\x0bPingMatcher\x12\x1e.kvblend.v1.PingMatcherRequest\x1a\x1f.kvblend.v1.PingMatcherResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvblend/v1/matcher.proto\x12\nkvblend.v1\x1a\x17kvblend/v1/common.proto\";\n\x05Owner\x12#\n\x04kind\x18\x01 \x01(\x0e\x32\x15.kvblend.v1.OwnerKind\x12\r\n\x05l2_id\x18\x02 \x01(\t\"\x7f\n\x0ePublishRequest\x12\r\n\x05store\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x16\n\x0e\x66irst_sequence\x18\x03 \x01(\x04\x12(\n\x07\x62\x61tches\x18\x04 \x03(\x0b\x32\x17.kvblend.v1.ChangeBatch\x12\r\n\x05reset\x18\x05 \x01(\x08\"\x97\x01\n\x0b\x43hangeBatch\x12(\n\x05\x61\x64\x64\x65\x64\x18\x01 \x01(\x0b\x32\x17.kvblend.v1.ChunksAddedH\x00\x12,\n\x07removed\x18\x02 \x01(\x0b\x32\x19.kvblend.v1.ChunksRemovedH\x00\x12&\n\x07\x63leared\x18\x03 \x01(\x0b\x32\x13.kvblend.v1.ClearedH\x00\x42\x08\n\x06\x63hange\"\xcb\x02\n\x0b\x43hunksAdded\x12\x10\n\x08space_id\x18\x01 \x01(\x0c\x12 \n\x05owner\x18\x02 \x01(\x0b\x32\x11.kvblend.v1.Owner\x12\x14\n\x0c\x63hunk_tokens\x18\x03 \x01(\r\x12\"\n\x06\x64omain\x18\x04 \x01(\x0e\x32\x12.kvblend.v1.Domain\x12/\n\rcontext_class\x18\x05 \x01(\x0e\x32\x18.kvblend.v1.ContextClass\x12\x11\n\tmatchable\x18\x06 \x01(\x08\x12\x10\n\x08\x64ocument\x18\x07 \x01(\t\x12\x0e\n\x06tenant\x18\x08 \x01(\t\x12\x14\n\x0c\x63hain_hashes\x18\t \x01(\x0c\x12\x17\n\x0fprevious_hashes\x18\n \x01(\x0c\x12\x18\n\x10stored_positions\x18\x0b \x01(\x0c\x12\x0f\n\x07lengths\x18\x0c \x01(\x0c\x12\x0e\n\x06tokens\x18\r \x01(\x0c\"\x94\x01\n\rChunksRemoved\x12\x10\n\x08space_id\x18\x01 \x01(\x0c\x12 \n\x05owner\x18\x02 \x01(\x0b\x32\x11.kvblend.v1.Owner\x12\"\n\x06\x64omain\x18\x03 \x01(\x0e\x32\x12.kvblend.v1.Domain\x12\x14\n\x0c\x63hain_hashes\x18\x04 \x01(\x0c\x12\x15\n\rseen_position\x18\x05 \x01(\x04\"_\n\x07\x43leared\x12 \n\x05owner\x18\x01 \x01(\x0b\x32\x11.kvblend.v1.Owner\x12\x10\n\x08space_id\x18\x02 \x01(\x0c\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x10\n\x08\x64ocument\x18\x04 \x01(\t\"A\n\x0fPublishResponse\x12\x18\n\x10\x64urable_sequence\x18\x01 \x01(\x04\x12\x14\n\x0clog_position\x18\x02 \x01(\x04\"\x81\x02\n\x0cMatchRequest\x12\x10\n\x08space_id\x18\x01 \x01(\x0c\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\x12\x13\n\x0bskip_tokens\x18\x03 \x01(\r\x12\x31\n\x0f\x63ontext_classes\x18\x04 \x03(\x0e\x32\x18.kvblend.v1.ContextClass\x12\r\n\x05store\x18\x05 \x01(\t\x12\r\n\x05\x65poch\x18\x06 \x01(\x04\x12\r\n\x05l2_id\x18\x07 \x01(\t\x12,\n\x08\x61t_least\x18\x08 \x03(\x0b\x32\x1a.kvblend.v1.StreamPosition\x12,\n\x0copaque_spans\x18\t \x03(\x0b\x32\x16.kvblend.v1.OpaqueSpan\"\xd0\x01\n\rMatchResponse\x12,\n\x08segments\x18\x01 \x01(\x0b\x32\x1a.kvblend.v1.SegmentColumns\x12)\n\nshortfalls\x18\x02 \x03(\x0b\x32\x15.kvblend.v1.Shortfall\x12\x14\n\x0clog_position\x18\x03 \x01(\x04\x12\x12\n\nlog_age_ms\x18\x04 \x01(\r\x12\x16\n\x0escanned_tokens\x18\x05 \x01(\r\x12\x12\n\ncandidates\x18\x06 \x01(\r\x12\x10\n\x08verified\x18\x07 \x01(\r\"\x83\x02\n\x0eSegmentColumns\x12\x17\n\x0fquery_positions\x18\x01 \x01(\x0c\x12\x18\n\x10stored_positions\x18\x02 \x01(\x0c\x12\x0f\n\x07lengths\x18\x03 \x01(\x0c\x12\x13\n\x0bskip_tokens\x18\x04 \x01(\x0c\x12\x0f\n\x07\x64omains\x18\x05 \x01(\x0c\x12\x17\n\x0f\x63ontext_classes\x18\x06 \x01(\x0c\x12\x18\n\x10\x64ocument_indexes\x18\x07 \x01(\x0c\x12\x11\n\tdocuments\x18\x08 \x03(\t\x12\x14\n\x0c\x63hunk_counts\x18\t \x01(\x0c\x12\x14\n\x0c\x63hain_hashes\x18\n \x01(\x0c\x12\x15\n\rchunk_lengths\x18\x0b \x01(\x0c\"\x8f\x01\n\x0cScoreRequest\x12\x10\n\x08space_id\x18\x01 \x01(\x0c\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\x12\x14\n\x0c\x63hain_hashes\x18\x03 \x01(\x0c\x12\x14\n\x0c\x63hunk_tokens\x18\x04 \x01(\r\x12\x31\n\x0f\x63ontext_classes\x18\x05 \x03(\x0e\x32\x18.kvblend.v1.ContextClass\"7\n\rScoreResponse\x12&\n\x06stores\x18\x01 \x03(\x0b\x32\x16.kvblend.v1.StoreScore\"Z\n\nStoreScore\x12\r\n\x05store\x18\x01 \x01(\t\x12\r\n\x05l2_id\x18\x02 \x01(\t\x12\x15\n\rprefix_tokens\x18\x03 \x01(\r\x12\x17\n\x0f\x61nywhere_tokens\x18\x04 \x01(\r\"-\n\x16GetMatcherStatsRequest\x12\x13\n\x0bwith_digest\x18\x01 \x01(\x08\"\xe2\x02\n\x17GetMatcherStatsResponse\x12(\n\x06spaces\x18\x01 \x03(\x0b\x32\x18.kvblend.v1.SpaceEntries\x12\x13\n\x0btable_bytes\x18\x02 \x01(\x04\x12\x1a\n\x12memory_limit_bytes\x18\x03 \x01(\x04\x12\x0f\n\x07matches\x18\x04 \x01(\x04\x12\x12\n\ncandidates\x18\x05 \x01(\x04\x12\x10\n\x08verified\x18\x06 \x01(\x04\x12\x0f\n\x07refused\x18\x07 \x01(\x04\x12\x0f\n\x07\x65victed\x18\x08 \x01(\x04\x12+\n\x07\x61pplied\x18\t \x03(\x0b\x32\x1a.kvblend.v1.StreamPosition\x12!\n\x03log\x18\n \x01(\x0b\x32\x14.kvblend.v1.LogState\x12-\n\tlatencies\x18\x0b \x03(\x0b\x32\x1a.kvblend.v1.LatencySummary\x12\x14\n\x0cstate_digest\x18\x0c \x01(\x0c\"\x82\x01\n\x08LogState\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x18\n\x10\x61pplied_position\x18\x02 \x01(\x04\x12\x14\n\x0c\x65nd_position\x18\x03 \x01(\x04\x12\x0e\n\x06\x61ge_ms\x18\x04 \x01(\x04\x12\x19\n\x11snapshot_position\x18\x05 \x01(\x04\x12\r\n\x05\x65rror\x18\x06 \x01(\t\"@\n\x0cSpaceEntries\x12\x10\n\x08space_id\x18\x01 \x01(\x0c\x12\x0e\n\x06\x63hunks\x18\x02 \x01(\x04\x12\x0e\n\x06tokens\x18\x03 \x01(\x04\"\x14\n\x12PingMatcherRequest\"=\n\x13PingMatcherResponse\x12&\n\x08liveness\x18\x01 \x01(\x0b\x32\x14.kvblend.v1.Liveness\"\x9c\x03\n\tTablePart\x12\x16\n\x0e\x66ormat_version\x18\x01 \x01(\r\x12+\n\x07streams\x18\x02 \x03(\x0b\x32\x1a.kvblend.v1.StreamPosition\x12&\n\x06spaces\x18\x03 \x03(\x0b\x32\x16.kvblend.v1.TableSpace\x12\x11\n\tdocuments\x18\x04 \x03(\t\x12&\n\x06owners\x18\x05 \x03(\x0b\x32\x16.kvblend.v1.TableOwner\x12\x15\n\rspace_indexes\x18\x06 \x01(\x0c\x12\x18\n\x10\x64ocument_indexes\x18\x07 \x01(\x0c\x12\x14\n\x0c\x63hain_hashes\x18\x08 \x01(\x0c\x12\x17\n\x0fprevious_hashes\x18\t \x01(\x0c\x12\x18\n\x10stored_positions\x18\n \x01(\x0c\x12\x0f\n\x07lengths\x18\x0b \x01(\x0c\x12\x0f\n\x07\x64omains\x18\x0c \x01(\x0c\x12\x17\n\x0f\x63ontext_classes\x18\r \x01(\x0c\x12\x11\n\tmatchable\x18\x0e \x01(\x0c\x12\x0f\n\x07\x63laimed\x18\x0f \x01(\x0c\x12\x0e\n\x06tokens\x18\x10 \x01(\x0c\"D\n\nTableSpace\x12\x10\n\x08space_id\x18\x01 \x01(\x0c\x12\x14\n\x0c\x63hunk_tokens\x18\x02 \x01(\r\x12\x0e\n\x06tenant\x18\x03 \x01(\t\";\n\nTableOwner\x12\r\n\x05store\x18\x01 \x01(\t\x12\r\n\x05l2_id\x18\x02 \x01(\t\x12\x0f\n\x07\x65ntries\x18\x03 \x01(\x0c*P\n\tOwnerKind\x12\x1a\n\x16OWNER_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10OWNER_KIND_STORE\x10\x01\x12\x11\n\rOWNER_KIND_L2\x10\x02\x32\xfc\x02\n\x0eMatcherService\x12\x42\n\x07Publish\x12\x1a.kvblend.v1.PublishRequest\x1a\x1b.kvblend.v1.PublishResponse\x12<\n\x05Match\x12\x18.kvblend.v1.MatchRequest\x1a\x19.kvblend.v1.MatchResponse\x12<\n\x05Score\x12\x18.kvblend.v1.ScoreRequest\x1a\x19.kvblend.v1.ScoreResponse\x12Z\n\x0fGetMatcherStats\x12\".kvblend.v1.GetMatcherStatsRequest\x1a#.kvblend.v1.GetMatcherStatsResponse\x12N\n\x0bPingMatcher\x12\x1e.kvblend.v1.PingMatcherRequest\x1a\x1f.kvblend.v1.PingMatcherResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvblend.v1.matcher_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OWNERKIND']._serialized_start=2085
-  _globals['_OWNERKIND']._serialized_end=2165
+  _globals['_OWNERKIND']._serialized_start=3320
+  _globals['_OWNERKIND']._serialized_end=3400
   _globals['_OWNER']._serialized_start=65
   _globals['_OWNER']._serialized_end=124
   _globals['_PUBLISHREQUEST']._serialized_start=126
-  _globals['_PUBLISHREQUEST']._serialized_end=252
-  _globals['_CHANGEEVENT']._serialized_start=254
-  _globals['_CHANGEEVENT']._serialized_end=363
-  _globals['_CHUNKADDED']._serialized_start=366
-  _globals['_CHUNKADDED']._serialized_end=658
-  _globals['_CHUNKREMOVED']._serialized_start=661
-  _globals['_CHUNKREMOVED']._serialized_end=806
-  _globals['_PUBLISHRESPONSE']._serialized_start=808
-  _globals['_PUBLISHRESPONSE']._serialized_end=889
-  _globals['_MATCHREQUEST']._serialized_start=892
-  _globals['_MATCHREQUEST']._serialized_end=1149
-  _globals['_MATCHRESPONSE']._serialized_start=1152
-  _globals['_MATCHRESPONSE']._serialized_end=1356
-  _globals['_SCOREREQUEST']._serialized_start=1359
-  _globals['_SCOREREQUEST']._serialized_end=1502
-  _globals['_SCORERESPONSE']._serialized_start=1504
-  _globals['_SCORERESPONSE']._serialized_end=1559
-  _globals['_STORESCORE']._serialized_start=1561
-  _globals['_STORESCORE']._serialized_end=1651
-  _globals['_GETMATCHERSTATSREQUEST']._serialized_start=1653
-  _globals['_GETMATCHERSTATSREQUEST']._serialized_end=1677
-  _globals['_GETMATCHERSTATSRESPONSE']._serialized_start=1680
-  _globals['_GETMATCHERSTATSRESPONSE']._serialized_end=1932
-  _globals['_SPACEENTRIES']._serialized_start=1934
-  _globals['_SPACEENTRIES']._serialized_end=1998
-  _globals['_PINGMATCHERREQUEST']._serialized_start=2000
-  _globals['_PINGMATCHERREQUEST']._serialized_end=2020
-  _globals['_PINGMATCHERRESPONSE']._serialized_start=2022
-  _globals['_PINGMATCHERRESPONSE']._serialized_end=2083
-  _globals['_MATCHERSERVICE']._serialized_start=2168
-  _globals['_MATCHERSERVICE']._serialized_end=2548
+  _globals['_PUBLISHREQUEST']._serialized_end=253
+  _globals['_CHANGEBATCH']._serialized_start=256
+  _globals['_CHANGEBATCH']._serialized_end=407
+  _globals['_CHUNKSADDED']._serialized_start=410
+  _globals['_CHUNKSADDED']._serialized_end=741
+  _globals['_CHUNKSREMOVED']._serialized_start=744
+  _globals['_CHUNKSREMOVED']._serialized_end=892
+  _globals['_CLEARED']._serialized_start=894
+  _globals['_CLEARED']._serialized_end=989
+  _globals['_PUBLISHRESPONSE']._serialized_start=991
+  _globals['_PUBLISHRESPONSE']._serialized_end=1056
+  _globals['_MATCHREQUEST']._serialized_start=1059
+  _globals['_MATCHREQUEST']._serialized_end=1316
+  _globals['_MATCHRESPONSE']._serialized_start=1319
+  _globals['_MATCHRESPONSE']._serialized_end=1527
+  _globals['_SEGMENTCOLUMNS']._serialized_start=1530
+  _globals['_SEGMENTCOLUMNS']._serialized_end=1789
+  _globals['_SCOREREQUEST']._serialized_start=1792
+  _globals['_SCOREREQUEST']._serialized_end=1935
+  _globals['_SCORERESPONSE']._serialized_start=1937
+  _globals['_SCORERESPONSE']._serialized_end=1992
+  _globals['_STORESCORE']._serialized_start=1994
+  _globals['_STORESCORE']._serialized_end=2084
+  _globals['_GETMATCHERSTATSREQUEST']._serialized_start=2086
+  _globals['_GETMATCHERSTATSREQUEST']._serialized_end=2131
+  _globals['_GETMATCHERSTATSRESPONSE']._serialized_start=2134
+  _globals['_GETMATCHERSTATSRESPONSE']._serialized_end=2488
+  _globals['_LOGSTATE']._serialized_start=2491
+  _globals['_LOGSTATE']._serialized_end=2621
+  _globals['_SPACEENTRIES']._serialized_start=2623
+  _globals['_SPACEENTRIES']._serialized_end=2687
+  _globals['_PINGMATCHERREQUEST']._serialized_start=2689
+  _globals['_PINGMATCHERREQUEST']._serialized_end=2709
+  _globals['_PINGMATCHERRESPONSE']._serialized_start=2711
+  _globals['_PINGMATCHERRESPONSE']._serialized_end=2772
+  _globals['_TABLEPART']._serialized_start=2775
+  _globals['_TABLEPART']._serialized_end=3187
+  _globals['_TABLESPACE']._serialized_start=3189
+  _globals['_TABLESPACE']._serialized_end=3257
+  _globals['_TABLEOWNER']._serialized_start=3259
+  _globals['_TABLEOWNER']._serialized_end=3318
+  _globals['_MATCHERSERVICE']._serialized_start=3403
+  _globals['_MATCHERSERVICE']._serialized_end=3783
 # @@protoc_insertion_point(module_scope)

@@ -67,7 +67,7 @@ class MatcherServiceServicer(object):
     """
 
     def Publish(self, request, context):
-        """Applies a page of one store's gapless stream. Repeats are ignored; a gap asks for a reset.
+        """Appends a page of one store's gapless stream to the log that every replica follows. Repeats are ignored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -51,6 +51,7 @@ ERRORS: dict[str, ErrorKind] = {
     "SUPERSEDED": ErrorKind(_Code.ABORTED),
     # The system's state.
     "NOT_CAUGHT_UP": ErrorKind(_Code.UNAVAILABLE, may_retry=True),
+    "LOG_UNAVAILABLE": ErrorKind(_Code.UNAVAILABLE, may_retry=True),
     "MATCHER_UNAVAILABLE": ErrorKind(_Code.UNAVAILABLE, may_retry=True),
     "STORE_UNAVAILABLE": ErrorKind(_Code.UNAVAILABLE, may_retry=True),
     "L2_UNAVAILABLE": ErrorKind(_Code.UNAVAILABLE, may_retry=True),

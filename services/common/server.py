@@ -147,15 +147,24 @@ def _fail_unexpected(context: grpc.ServicerContext, method: str, error: Exceptio
 
 
 class GrpcServer:
-    """Composes one service's server. `start` when everything behind it is ready.
+    """Composes one service's server.
 
     `replicated`: clients balance over several of these and must look for new ones now and then.
+    `starts_ready`: everything behind it is ready when it starts; else the service says so by `set_ready`.
     """
 
-    def __init__(self, settings: ServiceSettings, service_names: list[str], *, replicated: bool = False) -> None:
+    def __init__(
+        self,
+        settings: ServiceSettings,
+        service_names: list[str],
+        *,
+        replicated: bool = False,
+        starts_ready: bool = True,
+    ) -> None:
         self.latencies = Latencies()
         self._calls = _Calls(self.latencies)
         self._settings = settings
+        self._starts_ready = starts_ready
         self._names = service_names
         pool = futures.ThreadPoolExecutor(settings.threads + _SESSION_THREADS, thread_name_prefix="rpc")
         self.grpc = grpc.server(
@@ -186,11 +195,13 @@ class GrpcServer:
         for name in ("", "readiness", *self._names):
             self.health.set(name, state)
         self.health.set("liveness", health_pb2.HealthCheckResponse.SERVING)
+        if ready:
+            _log.info("ready", listen=self._settings.listen)
 
     def start(self) -> None:
         self.grpc.start()
-        self.set_ready(True)
-        _log.info("ready", listen=self._settings.listen)
+        if self._starts_ready:
+            self.set_ready(True)
 
     def stop(self, grace_seconds: float) -> None:
         """Refuses new calls, ends sessions, and gives calls in flight `grace_seconds`."""

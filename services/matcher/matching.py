@@ -1,6 +1,6 @@
-"""One query against one space's table: occurrences, runs, cover, and why there is no more."""
+"""One query against one space: occurrences, runs, cover, and why there is no more."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,11 +8,12 @@ import numpy.typing as npt
 
 from kvblend.v1 import common_pb2 as pb
 from services.common.tokens import TokenArray
-from services.matcher.cover import SHORTEST_SEGMENT
-from services.matcher.kernels import Reader, Text
-from services.matcher.occurrences import Found, Interval, find_occurrences, hash_query
-from services.matcher.runs import Run, best_runs, run_ranges
-from services.matcher.table import OwnerName, Table
+from services.matcher.kernels.cover import SHORTEST_SEGMENT
+from services.matcher.kernels.types import CLASS, I64, U32, Reader, frozen
+from services.matcher.occurrences import Found, Interval, find_occurrences
+from services.matcher.owners import OwnerName
+from services.matcher.runs import Cover, cover_of, joined, run_ranges
+from services.matcher.table import Space, Table
 
 _EVERY_CLASS = (pb.CONTEXT_CLASS_ALONE, pb.CONTEXT_CLASS_SHARED_PREFIX, pb.CONTEXT_CLASS_IN_PROMPT)
 
@@ -43,61 +44,45 @@ class Query:
 
 @dataclass(frozen=True)
 class Match:
-    segments: list[pb.Segment]
-    shortfalls: list[pb.Shortfall]
+    cover: Cover
     found: Found
 
 
-def match(table: Table, query: Query, is_late: Callable[[], bool]) -> Match:
-    """The best cover of the query and the reasons for every token that is not in it.
+def match(table: Table, space: Space, query: Query, is_late: Callable[[], bool]) -> Match:
+    """The best cover of the query by what its owners have. To be called, and its answer read, inside `table.grace`.
 
     A run may begin before `skip` (it is cut there): a chunk before it, and the beginning of the one behind
     that, so the scan begins two chunks earlier.
     """
-    text = hash_query(query.tokens, table.hashing)
+    tokens = as_kernel_tokens(query.tokens)
     reader = table.reader(query.owners, query.context_classes)
-    intervals = query.intervals(max(0, query.skip - 2 * table.chunk_tokens))
-    found = find_occurrences(table, text, intervals, reader, is_late)
-    cover = best_cover(table, text, found, reader, query.skip)
-    return Match([_segment(run) for run in cover], _shortfalls(table, query, text, found, cover), found)
+    intervals = query.intervals(max(0, query.skip - 2 * space.chunk_tokens)) or [(len(tokens), len(tokens))]
+    found = find_occurrences(table, space, tokens, intervals, reader, is_late)
+    cover = best_cover(table, tokens, found, reader, query.skip)
+    return Match(cover, found)
 
 
-def best_cover(table: Table, text: Text, found: Found, reader: Reader, skip: int) -> list[Run]:
-    """Runs that the reader may have, cut so that they do not overlap, ascending, none before `skip`."""
-    return [run for part in found.parts for run in best_runs(table, text, part, reader, skip)]
+def best_cover(table: Table, tokens: U32, found: Found, reader: Reader, skip: int) -> Cover:
+    """Segments that the reader may have, cut so that they do not overlap, ascending, none before `skip`."""
+    return joined([cover_of(table.reader_columns, tokens, part, reader, skip, table.now) for part in found.parts])
 
 
-def covered_tokens(table: Table, text: Text, found: Found, reader: Reader) -> int:
-    """Tokens of the best cover for this reader, from occurrences that were found before."""
-    return sum(run.end - run.start for run in best_cover(table, text, found, reader, 0))
+def as_kernel_tokens(tokens: TokenArray) -> U32:
+    """As kernels take them: aligned, contiguous, of this machine's byte order."""
+    return frozen(np.require(tokens, dtype=np.uint32, requirements=["C", "A"]))
 
 
-def _segment(run: Run) -> pb.Segment:
-    first = run.entries[0]
-    return pb.Segment(
-        query_position=run.start,
-        stored_position=first.stored_position + run.skip,
-        length=run.end - run.start,
-        domain=first.name.domain,
-        context_class=pb.ContextClass.Name(run.context_class),
-        document=first.document,
-        chain_hashes=run.chain_hashes,
-        chunk_lengths=run.chunk_lengths,
-        skip_tokens=run.skip,
-    )
-
-
-def _mask(size: int, intervals: Iterable[Interval]) -> Mask:
-    mask = np.zeros(size, dtype=bool)
-    for start, end in intervals:
-        mask[start:end] = True
-    return mask
-
-
-def _shortfalls(table: Table, query: Query, text: Text, found: Found, cover: Sequence[Run]) -> list[pb.Shortfall]:
+def shortfalls(table: Table, space: Space, query: Query, answer: Match) -> list[pb.Shortfall]:
     """Each uncovered token behind `skip` under exactly one reason."""
     size = len(query.tokens)
-    missing = ~_mask(size, ((run.start, run.end) for run in cover))
+    found, cover = answer.found, answer.cover
+    left = size - query.skip - cover.tokens
+    unknown = pb.REASON_UNKNOWN_TEXT if space.chunks else pb.REASON_NOTHING_STORED
+    short = [gap for gap in query.intervals(query.skip) if gap[1] - gap[0] < SHORTEST_SEGMENT]
+    forbidden = _meets_forbidden(table, query, found)
+    if not (query.opaque_spans or found.scanned < size or short or forbidden):
+        return [pb.Shortfall(reason=unknown, tokens=left)] if left else []
+    missing = ~_mask(size, cover.starts, cover.ends)
     missing[: query.skip] = False
     reasons: list[pb.Shortfall] = []
 
@@ -107,18 +92,38 @@ def _shortfalls(table: Table, query: Query, text: Text, found: Found, cover: Seq
             missing[where] = False
             reasons.append(pb.Shortfall(reason=reason, tokens=tokens))
 
-    take(pb.REASON_OPAQUE_SPAN, ~_mask(size, query.intervals(0)))
-    take(pb.REASON_DEADLINE, _mask(size, [(found.scanned, size)]))
-    short = (gap for gap in query.intervals(query.skip) if gap[1] - gap[0] < SHORTEST_SEGMENT)
-    take(pb.REASON_TOO_SHORT, _mask(size, short))
-    if any(np.isin(table.columns.classes[part.entries], _forbidden(query)).any() for part in found.parts):
-        anybody = table.reader(query.owners, _EVERY_CLASS)
-        ranges = [interval for part in found.parts for interval in run_ranges(table, text, part, anybody)]
-        take(pb.REASON_CONTEXT_CLASS_NOT_ALLOWED, _mask(size, ranges))
-    nothing = not table.by_name
-    take(pb.REASON_NOTHING_STORED if nothing else pb.REASON_UNKNOWN_TEXT, np.ones(size, dtype=bool))
+    take(pb.REASON_OPAQUE_SPAN, ~_mask(size, *_columns(query.intervals(0))))
+    take(pb.REASON_DEADLINE, _mask(size, np.array([found.scanned]), np.array([size])))
+    take(pb.REASON_TOO_SHORT, _mask(size, *_columns(short)))
+    if forbidden:
+        take(pb.REASON_CONTEXT_CLASS_NOT_ALLOWED, _reachable(table, query, found))
+    take(unknown, np.ones(size, dtype=bool))
     return reasons
 
 
-def _forbidden(query: Query) -> list[int]:
-    return [value for value in _EVERY_CLASS if value not in query.context_classes]
+def _meets_forbidden(table: Table, query: Query, found: Found) -> bool:
+    """Whether something was found whose context class may not serve."""
+    forbidden = sum(1 << value for value in _EVERY_CLASS if value not in query.context_classes)
+    classes = [table.columns.rows[part.entries, CLASS] for part in found.parts]
+    return bool(forbidden) and any((forbidden >> of_part & 1).any() for of_part in classes)
+
+
+def _reachable(table: Table, query: Query, found: Found) -> Mask:
+    """What could be covered if every context class might serve."""
+    anybody: Reader = table.reader(query.owners, _EVERY_CLASS)
+    tokens = as_kernel_tokens(query.tokens)
+    mask = np.zeros(len(tokens), dtype=bool)
+    for part in found.parts:
+        mask |= _mask(len(tokens), *run_ranges(table.reader_columns, tokens, part, anybody))
+    return mask
+
+
+def _columns(intervals: Sequence[Interval]) -> tuple[I64, I64]:
+    pairs = np.array(intervals, dtype=np.int64).reshape(-1, 2)
+    return pairs[:, 0], pairs[:, 1]
+
+
+def _mask(size: int, starts: I64, ends: I64) -> Mask:
+    """Which of so many tokens lie in one of these ranges, however they overlap."""
+    steps = np.bincount(starts, minlength=size + 1) - np.bincount(ends, minlength=size + 1)
+    return np.asarray(np.cumsum(steps[:size]) > 0)

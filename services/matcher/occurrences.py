@@ -5,17 +5,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.common.tokens import TokenArray
-from services.matcher.kernels import ENTRY_MASK, I32, I64, Output, Reader, Text, find_windows, hash_prefixes
-from services.matcher.table import Hashing, Table
+from services.matcher.kernels.hashing import BLOCK
+from services.matcher.kernels.scanning import BUSY, CANDIDATES, FULL, PAIRS, STOPPED, VERIFIED, scan
+from services.matcher.kernels.types import ENTRY_MASK, I32, I64, U32, Output, Reader
+from services.matcher.table import Space, Table
 
 Interval = tuple[int, int]
 
 _FIRST_CAPACITY = 4096
 # A query of one repeated token over many such chunks has far too many occurrences: the rest is left out.
 MOST_OCCURRENCES = 1 << 20
-# Between two looks at the clock: well under a millisecond of scanning.
-_STRETCH = 16_384
+# Positions between two looks at the clock: some hundred microseconds of scanning.
+_STRETCH = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -46,88 +47,83 @@ class Found:
     verified: int
 
 
-def hash_query(tokens: TokenArray, hashing: Hashing) -> Text:
-    copied = np.array(tokens, dtype=np.uint32)
-    return Text(copied, hash_prefixes(copied, hashing.bases))
-
-
 def find_occurrences(
-    table: Table, text: Text, intervals: Sequence[Interval], reader: Reader, is_late: Callable[[], bool]
+    table: Table, space: Space, tokens: U32, intervals: Sequence[Interval], reader: Reader, is_late: Callable[[], bool]
 ) -> Found:
     """Every occurrence, inside one of the intervals, of a chunk that one of the reader's owners has.
 
     Whatever its context class. Ends early when `is_late`, or at MOST_OCCURRENCES.
     """
     parts = []
-    candidates = verified = 0
-    scanned = len(text.tokens)
+    candidates = verified = pairs = 0
+    scanned = len(tokens)
     for low, high in intervals:
-        scan = _Scan(table, text, high, reader, is_late)
-        reached = scan.run(low, MOST_OCCURRENCES - verified)
-        parts.append(scan.occurrences(low))
-        verified += int(scan.out.counts[0])
-        candidates += int(scan.out.counts[1])
+        finder = _Finder(table, space, tokens, high, reader, is_late)
+        reached = finder.run(low, MOST_OCCURRENCES - pairs)
+        part = finder.occurrences(low)
+        parts.append(part)
+        pairs += len(part.keys)
+        candidates += int(finder.out.counts[CANDIDATES])
+        verified += int(finder.out.counts[VERIFIED])
         if reached < high:
             scanned = reached
             break
     return Found(parts, scanned, candidates, verified)
 
 
-class _Scan:
-    """One interval: all window classes side by side, stretch by stretch."""
+class _Finder:
+    """One interval, stretch by stretch."""
 
-    def __init__(self, table: Table, text: Text, high: int, reader: Reader, is_late: Callable[[], bool]) -> None:
-        self._table = table
-        self._text = text
+    def __init__(
+        self, table: Table, space: Space, tokens: U32, high: int, reader: Reader, is_late: Callable[[], bool]
+    ) -> None:
+        self._hashing = table.hashing
+        self._columns = table.reader_columns
+        self._windows, self._indexes = space.view()
+        self._tokens = tokens
         self._high = high
         self._reader = reader
         self._is_late = is_late
         self.out = _output(_FIRST_CAPACITY)
 
-    def run(self, low: int, most: int) -> int:
+    def run(self, position: int, most: int) -> int:
         """Returns the position up to which every class was scanned."""
-        position = low
+        block = BLOCK
         while position < self._high:
-            stretch = min(self._high, position + _STRETCH)
-            if not all(self._scan(window, position, stretch, most) for window in self._table.windows):
+            if self._is_late() or self.out.counts[PAIRS] >= most:
                 return position
-            position = stretch
-        return position
-
-    def _scan(self, window: int, position: int, last: int, most: int) -> bool:
-        """One class over one stretch; false if there was no time, or no room, for all of it."""
-        hashing = self._table.hashing
-        buckets = self._table.windows[window].buckets
-        while position < last:
-            if self._is_late() or self.out.counts[0] >= most:
-                return False
-            reached = find_windows(
-                self._text,
+            last = min(self._high, position + _STRETCH)
+            reached = scan(
+                self._tokens,
                 position,
                 last,
                 self._high,
-                window,
-                hashing.bases,
-                hashing.keep,
-                buckets,
-                self._table.columns,
+                block,
+                self._windows,
+                self._indexes,
+                self._hashing,
+                self._columns,
                 self._reader,
                 self.out,
             )
-            if reached == position:
+            if self.out.counts[STOPPED] == FULL:
                 self.out = _doubled(self.out)
+            elif self.out.counts[STOPPED] == BUSY and reached == position:
+                # Too much to compare in one block: smaller steps, so that the clock is looked at.
+                block = max(1, block // 8)
+            else:
+                block = min(BLOCK, 2 * block)
             position = reached
-        return True
+        return position
 
     def occurrences(self, low: int) -> Occurrences:
-        pairs = int(self.out.counts[0])
-        keys = self.out.keys[:pairs]
-        order = np.argsort(keys, kind="stable")
-        return Occurrences(low, self._high, keys[order], self.out.agreed[:pairs][order])
+        pairs = int(self.out.counts[PAIRS])
+        keys, agreed = self.out.keys[:pairs], self.out.agreed[:pairs]
+        return Occurrences(low, self._high, keys, agreed)
 
 
 def _output(capacity: int) -> Output:
-    return Output(np.empty(capacity, dtype=np.int64), np.empty(capacity, dtype=np.int32), np.zeros(2, dtype=np.int64))
+    return Output(np.empty(capacity, dtype=np.int64), np.empty(capacity, dtype=np.int32), np.zeros(4, dtype=np.int64))
 
 
 def _doubled(out: Output) -> Output:

@@ -1,76 +1,68 @@
 """From occurrences of chunks to runs of neighbouring chunks, extended token by token at both ends, and their cover."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from services.common.tokens import TokenArray, encode_u32
-from services.matcher.cover import SHORTEST_SEGMENT, best_ranges
-from services.matcher.kernels import Links, RawRuns, Reader, Text, link_occurrences, longest_runs, trace
-from services.matcher.occurrences import Interval, Occurrences
-from services.matcher.table import Entry, Table
+from services.matcher.kernels.runs import cover_occurrences, link_occurrences, longest_runs
+from services.matcher.kernels.types import I64, U8, U32, Reader, ReaderColumns
+from services.matcher.occurrences import Occurrences
 
 
 @dataclass(frozen=True)
-class Run:
-    """Query positions [start, end), stored in neighbouring chunks. `skip`: tokens of the first that lie before it.
+class Cover:
+    """Non-overlapping segments [starts, ends) of a query, ascending, [S]; each stored in neighbouring chunks.
 
-    lengths: tokens that each entry contributes. context_class: the worst of the whole run's.
+    classes: the worst context class of each segment's chunks. counts: chunks of each; skips: tokens of its first chunk
+    that lie before it. entries, lengths: those chunks one after another, and the tokens that each contributes.
     """
 
-    start: int
-    end: int
-    context_class: int
-    entries: list[Entry]
-    lengths: TokenArray
-    skip: int
+    starts: I64
+    ends: I64
+    classes: U8
+    counts: I64
+    skips: I64
+    entries: I64
+    lengths: U32
 
     @property
-    def chain_hashes(self) -> bytes:
-        return b"".join(entry.name.chain_hash for entry in self.entries)
+    def tokens(self) -> int:
+        return int((self.ends - self.starts).sum())
 
     @property
-    def chunk_lengths(self) -> bytes:
-        return encode_u32(self.lengths)
+    def first_entries(self) -> I64:
+        """The first chunk of each segment."""
+        entries: I64 = self.entries[np.cumsum(self.counts) - self.counts]
+        return entries
 
 
-def best_runs(table: Table, text: Text, part: Occurrences, reader: Reader, skip: int) -> list[Run]:
-    """The best cover of query[max(low, skip):high] by what the reader may have."""
-    links, runs = _raw_runs(table, text, part, reader)
-    starts = np.maximum(runs.starts, skip)
-    kept = np.flatnonzero(runs.ends - starts >= SHORTEST_SEGMENT)
-    chosen = best_ranges(starts[kept], runs.ends[kept], runs.classes[kept])
-    if not chosen:
-        return []
-    firsts, lasts, indices = np.array(chosen, dtype=np.int64).T
-    served = kept[indices]
-    ids, lengths, counts, skips = trace(
-        np.ascontiguousarray(firsts),
-        np.ascontiguousarray(lasts),
-        runs.leaves[served],
-        runs.tails[served],
-        part.keys,
-        links,
-        table.columns,
+def cover_of(columns: ReaderColumns, tokens: U32, part: Occurrences, reader: Reader, skip: int, now: int) -> Cover:
+    """The best cover of query[max(low, skip):high] by what the reader may have; `now`: second of this match."""
+    if not len(part.keys):
+        return _NOTHING
+    return Cover(*cover_occurrences(tokens, part.low, part.high, part.keys, part.agreed, skip, now, columns, reader))
+
+
+def joined(covers: list[Cover]) -> Cover:
+    """Covers of parts of a query, as one."""
+    if len(covers) == 1:
+        return covers[0]
+    return Cover(
+        *(np.concatenate(columns) for columns in zip(*(vars(cover).values() for cover in covers), strict=True))
     )
-    entries = [table.by_id[identifier] for identifier in ids.tolist()]
-    pieces = []
-    end = 0
-    for (first, last, _), count, before, class_ in zip(
-        chosen, counts.tolist(), skips.tolist(), runs.classes[served].tolist(), strict=True
-    ):
-        begin, end = end, end + count
-        pieces.append(Run(first, last, class_, entries[begin:end], lengths[begin:end], before))
-    return pieces
 
 
-def run_ranges(table: Table, text: Text, part: Occurrences, reader: Reader) -> list[Interval]:
-    """Query ranges of the longest runs, uncut, perhaps overlapping."""
-    _, runs = _raw_runs(table, text, part, reader)
-    return list(zip(runs.starts.tolist(), runs.ends.tolist(), strict=True))
+def run_ranges(columns: ReaderColumns, tokens: U32, part: Occurrences, reader: Reader) -> tuple[I64, I64]:
+    """Query ranges [starts, ends) of the longest runs, uncut, perhaps overlapping."""
+    links = link_occurrences(tokens, part.low, part.keys, part.agreed, columns, reader)
+    runs = longest_runs(tokens, part.high, part.keys, part.agreed, links, columns, reader)
+    return runs.starts, runs.ends
 
 
-def _raw_runs(table: Table, text: Text, part: Occurrences, reader: Reader) -> tuple[Links, RawRuns]:
-    columns = table.columns
-    links = link_occurrences(text, part.low, part.keys, part.agreed, columns, reader)
-    return links, longest_runs(text, part.high, part.keys, part.agreed, links, columns, reader)
+def _empty(dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    return np.empty(0, dtype=dtype)
+
+
+_NOTHING = Cover(*map(_empty, (np.int64, np.int64, np.uint8, np.int64, np.int64, np.int64, np.uint32)))

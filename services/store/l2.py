@@ -19,9 +19,10 @@ from services.common.identity import OBJECT_FORMAT_VERSION
 from services.common.logs import get_logger
 from services.store.blocks import Writer
 from services.store.catalog import Chunk, in_scope
+from services.store.changes import Removed, cleared_of
 from services.store.objects import ChunkKey, ObjectKey, info_of
 from services.store.spaces import ResolvedSpace, SpaceShape
-from services.store.state import StoreState, removed_event
+from services.store.state import StoreState
 from services.store.tiers.base import Tier
 
 _log = get_logger("l2")
@@ -206,8 +207,11 @@ class L2:
                 state.pool.free(header)
         return state.usable(chunk.key) is not None
 
-    def disown(self, space: ResolvedSpace, keys: Sequence[ChunkKey], seen_sequence: int) -> None:
-        """Looks again, off the caller's path, and tells the matchers what L2 surely does not have."""
+    def disown(self, space: ResolvedSpace, keys: Sequence[ChunkKey], seen_position: int) -> None:
+        """Looks again, off the caller's path, and tells the matchers what L2 surely does not have.
+
+        `seen_position`: of the matcher's answer that claimed it; what another store has put there since stays.
+        """
 
         def check() -> None:
             start = time.monotonic()
@@ -218,7 +222,7 @@ class L2:
             with self._state.lock:
                 for key in keys:
                     if key not in found:
-                        self._state.outbox.removed(removed_event(key, self._state.l2_owner, seen_sequence))
+                        self._state.outbox.append(Removed(key, self._state.l2_id, seen_position))
 
         with suppress(RuntimeError):
             self._readers.submit(check)
@@ -245,10 +249,19 @@ class L2:
         health = self.tier.health()
         if not health.ready:
             raise KvblendError("L2_UNAVAILABLE", f"L2 may still hold what was to be cleared: {health.detail}")
-        with self._state.lock:
-            for key in gone:
-                self._state.outbox.removed(removed_event(key, self._state.l2_owner))
+        self._tell_cleared(scope, gone)
         return len(gone)
+
+    def _tell_cleared(self, scope: pb.ClearScope, gone: set[ChunkKey]) -> None:
+        state = self._state
+        with state.lock:
+            state.left_l2(gone)
+            # Also claims of what the tier had lost before.
+            state.outbox.append(cleared_of(scope, state.l2_id))
+            if scope.WhichOneof("scope") == "document":
+                # Matchers may know the same text by another document's name.
+                for key in gone:
+                    state.outbox.append(Removed(key, state.l2_id))
 
 
 def _is_sound(key: ObjectKey, meta: object_pb2.ObjectMeta, model_space_id: bytes, shape: SpaceShape) -> bool:

@@ -9,6 +9,7 @@ from kvblend.v1 import matcher_pb2, store_pb2
 from services.common.errors import KvblendError
 from services.store import segments
 from services.store.answers import Answer, Answers
+from services.store.changes import STORE_OWNER, Removed
 from services.store.cover import keys_of
 from services.store.l2 import L2, L2Chunk
 from services.store.leases import HolderKey
@@ -16,11 +17,11 @@ from services.store.matchers import Matchers
 from services.store.objects import ChunkKey
 from services.store.query import Piece, Query
 from services.store.run import Run, leased_objects
-from services.store.state import STORE_OWNER, StoreState, removed_event
+from services.store.state import StoreState
 
 # Of the caller's time, kept for the way back.
 _RESERVE = 0.1
-# Of the time left, what goes at most into waiting until the matcher has applied this store's own stream.
+# Of the time left, what goes at most into waiting until the log has this store's own stream.
 _CATCH_UP_SHARE = 0.2
 
 _Fetches = dict[ChunkKey, "Future[bool]"]
@@ -132,7 +133,7 @@ class Lookups:
     def _match(self, run: Run, at_least: Sequence[pb.StreamPosition], deadline: float) -> int:
         """Asks a matcher for what lies behind the prefix; each way to get nothing names its reason.
 
-        Returns how far in this store's own stream the matcher's answer has seen.
+        Returns the log position of the matcher's answer.
         """
         query = run.query
         with self._state.lock:
@@ -145,7 +146,7 @@ class Lookups:
             run.default = pb.REASON_BLENDING_OFF, "segments were not asked for"
         if run.prefix_end >= run.last_token or query.space.shape.prefix_only or not query.want_segments:
             return 0
-        self._catch_up(deadline)
+        at_least = self._catch_up(at_least, deadline)
         request = matcher_pb2.MatchRequest(
             space_id=query.space.space_id,
             tokens=query.data,
@@ -153,7 +154,7 @@ class Lookups:
             context_classes=query.context_classes,
             store=self._store,
             epoch=self._epoch,
-            l2_id=self._state.l2_owner.l2_id,
+            l2_id=self._state.l2_id,
             at_least=at_least,
             opaque_spans=query.spans,
         )
@@ -162,16 +163,18 @@ class Lookups:
         except KvblendError as error:
             run.default = pb.REASON_MATCHER_UNAVAILABLE, error.message
             return 0
-        run.claims = segments.claims_of(query, list(answer.segments))
+        run.claims = segments.claims_of(query, answer.segments)
         run.rest = list(answer.shortfalls)
-        own = [item.sequence for item in answer.applied if (item.store, item.epoch) == (self._store, self._epoch)]
-        return max(own, default=0)
+        return answer.log_position
 
-    def _catch_up(self, deadline: float) -> None:
-        """What was committed here before will be found, if the matchers apply it soon."""
-        if self._matchers.reachable:
-            position = self._state.outbox.position()
-            self._state.outbox.wait_applied(position.sequence, _CATCH_UP_SHARE * self._left(deadline))
+    def _catch_up(self, at_least: Sequence[pb.StreamPosition], deadline: float) -> list[pb.StreamPosition]:
+        """The positions to ask a matcher for: what was committed here before will be found, if the log has it soon."""
+        outbox = self._state.outbox
+        outbox.wait_durable(outbox.position().sequence, _CATCH_UP_SHARE * self._left(deadline))
+        durable = outbox.durable_position()
+        # Of this store's own stream no matcher has more than the log.
+        others = [position for position in at_least if position.store != self._store]
+        return [*others, durable] if durable.sequence else others
 
     # L2.
 
@@ -228,7 +231,7 @@ class Lookups:
                 chunk = self._state.catalog.get(key)
                 if chunk is None or not chunk.complete:
                     self._state.stats.add("disowned_chunks")
-                    self._state.outbox.removed(removed_event(key, STORE_OWNER))
+                    self._state.outbox.append(Removed(key, STORE_OWNER))
         if self._l2 is not None and keys:
             self._l2.disown(run.query.space, keys, seen)
 

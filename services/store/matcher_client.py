@@ -1,4 +1,7 @@
-"""One matcher replica as the store sees it: matches and scores, and whether it answers."""
+"""The matcher replicas as the store sees them: matches and scores, and whether one answers.
+
+Any replica that says it is ready may take any call; one that cannot be reached or is behind is left for another.
+"""
 
 import threading
 import time
@@ -11,6 +14,7 @@ from kvblend.v1 import matcher_pb2, matcher_pb2_grpc
 from services.common.channels import open_channel
 from services.common.errors import ERRORS, KvblendError, reason_of
 
+_REPEATABLE = ("kvblend.v1.MatcherService/Match", "kvblend.v1.MatcherService/Score")
 _PING_EVERY = 1.0
 _PING_SECONDS = 0.25
 
@@ -19,9 +23,9 @@ class MatcherClient:
     """Thread-safe. Every failure is a KvblendError: the matcher's own reason, else MATCHER_UNAVAILABLE."""
 
     def __init__(self, target: str) -> None:
-        """`target`: host:port or unix:/path of one replica; it need not be up yet."""
+        """`target`: gRPC's, of all replicas (channels.target_of); none need be up yet."""
         self.target = target
-        self._channel = open_channel(target)
+        self._channel = open_channel(target, replicated=True, repeatable=_REPEATABLE)
         self._stub: Any = matcher_pb2_grpc.MatcherServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._lock = threading.Lock()
         self._asked_at = float("-inf")

@@ -1,17 +1,20 @@
-"""The matcher replicas that this store asks; any of them will do."""
+"""What the store asks of the matchers: answers that know its own latest chunks, or else older ones."""
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from kvblend.v1 import matcher_pb2
 from services.common.errors import KvblendError
+from services.common.metrics import counter
 
-_T = TypeVar("_T")
+OLDER = counter("kvblend_matcher_older_answers", "Matches from a matcher that had not caught up in time.")
+
+# Of the time for a match, what goes at most into one that must have caught up.
+_CURRENT_SHARE = 0.5
 
 
 class Client(Protocol):
-    """One replica (services/store/matcher_client.py). Calls raise KvblendError only; timeouts in seconds."""
+    """All replicas (services/store/matcher_client.py). Calls raise KvblendError only; timeouts in seconds."""
 
     def match(self, request: matcher_pb2.MatchRequest, timeout: float) -> matcher_pb2.MatchResponse: ...
 
@@ -21,48 +24,46 @@ class Client(Protocol):
 
 
 class Matchers:
-    """Tries the replica that answered last, then the others. Thread-safe."""
+    """Thread-safe."""
 
-    def __init__(self, clients: Sequence[Client]) -> None:
-        self._clients = list(clients)
-        self._preferred = 0
-        # False after a call that no replica answered.
-        self.reachable = bool(clients)
+    def __init__(self, client: Client | None) -> None:
+        self._client = client
 
     @property
     def configured(self) -> bool:
-        return bool(self._clients)
+        return self._client is not None
 
     def match(self, request: matcher_pb2.MatchRequest, timeout: float) -> matcher_pb2.MatchResponse:
-        """Raises KvblendError MATCHER_UNAVAILABLE and whatever the last replica said."""
-        return self._ask(lambda client, left: client.match(request, left), timeout)
+        """If no replica has applied `at_least` in time, what one knows all the same: that is better than nothing.
+
+        Raises:
+            KvblendError: MATCHER_UNAVAILABLE, or whatever a replica said.
+        """
+        client = self._required()
+        if not request.at_least:
+            return client.match(request, timeout)
+        give_up_at = time.monotonic() + timeout
+        try:
+            return client.match(request, _CURRENT_SHARE * timeout)
+        except KvblendError as error:
+            if not error.kind.may_retry:
+                raise
+        whatever = matcher_pb2.MatchRequest()
+        whatever.CopyFrom(request)
+        whatever.ClearField("at_least")
+        answer = client.match(whatever, give_up_at - time.monotonic())
+        OLDER.inc()
+        return answer
 
     def score(self, request: matcher_pb2.ScoreRequest, timeout: float) -> matcher_pb2.ScoreResponse:
         """Raises as `match` does."""
-        return self._ask(lambda client, left: client.score(request, left), timeout)
-
-    def _ask(self, call: Callable[[Client, float], _T], timeout: float) -> _T:
-        deadline = time.monotonic() + timeout
-        error = KvblendError("MATCHER_UNAVAILABLE", "no matcher is configured")
-        first = self._preferred
-        for turn in range(len(self._clients)):
-            number = (first + turn) % len(self._clients)
-            left = deadline - time.monotonic()
-            if left <= 0:
-                break
-            try:
-                answer = call(self._clients[number], left)
-            except KvblendError as failure:
-                error = failure
-                continue
-            self._preferred, self.reachable = number, True
-            return answer
-        self.reachable = False
-        raise error
+        return self._required().score(request, timeout)
 
     def ready(self) -> tuple[bool, str]:
-        """(a replica is ready, else why none is)."""
-        if not self._clients:
-            return False, "no matcher is configured"
-        answers = [client.ready() for client in self._clients]
-        return any(ready for ready, _ in answers), "; ".join(detail for ready, detail in answers if not ready)
+        """(a replica answers, else why none does)."""
+        return self._client.ready() if self._client else (False, "no matcher is configured")
+
+    def _required(self) -> Client:
+        if self._client is None:
+            raise KvblendError("MATCHER_UNAVAILABLE", "no matcher is configured")
+        return self._client

@@ -1,6 +1,5 @@
 """The components of a store, put together around what its arena holds."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.store.admission import Admission
@@ -64,11 +63,11 @@ def compose(
     writes: Writes,
     sessions: Sessions,
     outbox: Outbox,
-    clients: Sequence[Client],
+    client: Client | None,
     tier: Tier | None,
 ) -> Parts:
-    """The parts around a state; nothing is started yet."""
-    matchers = Matchers(clients)
+    """The parts around a state; nothing is started yet. `client`: None without matchers."""
+    matchers = Matchers(client)
     l2 = None
     if tier is not None:
         l2 = L2(

@@ -1,14 +1,13 @@
-"""Tells every matcher replica what the store holds: one gapless stream, one thread a replica.
+"""Tells the log behind the matchers what the store holds: one gapless stream, one thread.
 
-Each replica is fed from the store's change log, page by page and in order; a page is repeated until it
-is acknowledged. A replica that restarted, lost its place or fell too far behind gets a checkpoint
-(change_log.py): its first page carries `reset`, and the stream goes on behind it without a gap. As no
-sequence is ever used twice, a page that timed out and is carried out late is a repeat (ignored) or
-moves the replica's position to where the next page does not follow; that is noticed at once, or,
-with nothing to publish, by the empty page that asks for the position every `probe_seconds`.
+Pages are taken from the store's change log in order and sent to any matcher replica, which answers when the log
+has them. A page without an answer is repeated; as no sequence is ever used twice, one that is carried out late is a
+repeat, and ignored. Each answer says how far the log has the stream: if it lost its end it is sent again, if too much
+it gets a checkpoint (change_log.py). While there is nothing to publish, an empty page asks every `probe_seconds`.
 
-Owners of kind L2 are not the store's alone, so a reset does not drop them: if a replica that did not
-restart missed the removal of one, the first store that fails to fetch the chunk removes it.
+A name has one writer. If the log knows a newer epoch of this store's name, another process has taken it over: what
+this one says counts no more, so it stops for good and says so. If another one publishes at the same epoch
+(two arenas that were made apart), the stream moves by itself: that is noticed too, and answered by a checkpoint.
 """
 
 import threading
@@ -22,14 +21,17 @@ from services.common.channels import open_channel
 from services.common.errors import reason_of
 from services.common.logs import get_logger
 from services.common.metrics import counter, gauge
-from services.store.change_log import Change, ChangeLog, Page, Snapshot
+from services.store.change_log import ChangeLog, Page, Snapshot
+from services.store.changes import Change, batches_of
 
-RESETS = counter("kvblend_publisher_resets", "Times that a matcher had to be told everything again.", ("target", "why"))
-FAILURES = counter("kvblend_publisher_failures", "Pages without an answer.", ("target", "reason"))
-IN_STEP = gauge("kvblend_publisher_in_step", "1 while a matcher knows what the store holds.", ("target",))
+RESETS = counter("kvblend_publisher_resets", "Times that the matchers' log had to be told everything.", ("why",))
+FAILURES = counter("kvblend_publisher_failures", "Pages without an answer.", ("reason",))
+LOSSES = counter("kvblend_publisher_log_losses", "Times that the matchers' log had lost what it had acknowledged.")
+IN_STEP = gauge("kvblend_publisher_in_step", "1 while the matchers' log has what the store holds.")
+SUPERSEDED = gauge("kvblend_publisher_superseded", "1 once another process has taken over the store's name.")
 
 _PAGE_CHANGES = 512
-_PAGE_BYTES = 4 << 20
+_PAGE_BYTES = 1 << 20
 _FIRST_BACKOFF = 0.05
 _LAST_BACKOFF = 1.0
 _JOIN_SECONDS = 5.0
@@ -37,210 +39,220 @@ _JOIN_SECONDS = 5.0
 _log = get_logger("publisher")
 
 
-class _Restart(Exception):
-    """The replica must be told everything again; says why."""
-
-
 class Publisher:
-    """The outbox of a store. `added` and `removed` never block and may be called under the catalog's lock.
+    """The outbox of a store. `append` never blocks and may be called under the catalog's lock.
 
     Args:
         store: the store's stable name; two live stores must not share one.
-        targets: addresses, each of one replica (not a name that stands for several).
-        snapshot: all that the store holds. Called on the publisher's threads, without a lock of its own,
-            so it may take the lock under which `added` and `removed` are called.
+        target: where the matcher replicas are, as a gRPC target.
+        snapshot: all that the store holds. Called on the publisher's thread, without a lock of its own,
+            so it may take the lock under which `append` is called.
         timeout: seconds for one page.
-        probe_seconds: how soon a replica's restart is noticed while nothing is published.
-        max_lag: changes kept for a replica that is away or slow.
+        probe_seconds: how soon a loss of the log is noticed while nothing is published.
+        max_changes: changes kept for a log that is away or may lose its end; and their bytes.
     """
 
     def __init__(
         self,
         store: str,
         epoch: int,
-        targets: list[str],
+        target: str,
         snapshot: Snapshot,
         *,
         timeout: float = 5.0,
         probe_seconds: float = 1.0,
-        max_lag: int = 100_000,
+        max_changes: int = 100_000,
+        max_bytes: int = 64 << 20,
     ) -> None:
         self._store = store
         self._epoch = epoch
-        self._changes = ChangeLog(max_lag)
-        self._replicas = [
-            _Replica(store, epoch, target, self._changes, snapshot, timeout, probe_seconds) for target in targets
-        ]
+        self._snapshot = snapshot
+        self._timeout = timeout
+        self._probe_seconds = probe_seconds
+        self._changes = ChangeLog(max_changes, max_bytes)
+        self._channel = open_channel(target, replicated=True)
+        self._stub: Any = matcher_pb2_grpc.MatcherServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        # Why the log must be told everything, whatever it lacks.
+        self._reset_why = "start"
+        # Changes under the change log's lock.
+        self._trouble = _being_told("start")
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="publish", daemon=True)
 
     def start(self) -> None:
-        for replica in self._replicas:
-            replica.start()
+        self._thread.start()
 
     def close(self) -> None:
         """What has not been sent stays unsent: the store's next epoch voids it anyway."""
-        for replica in self._replicas:
-            replica.stop()
-        for replica in self._replicas:
-            replica.join()
+        self._stopping.set()
+        with self._changes.changed:
+            self._changes.changed.notify_all()
+        self._channel.close()
+        if self._thread.ident is not None:
+            self._thread.join(_JOIN_SECONDS)
 
-    def added(self, event: matcher_pb2.ChunkAdded) -> int:
-        """The change's sequence. The event must not be modified any more; the order of calls is kept."""
-        return self._changes.append(event)
-
-    def removed(self, event: matcher_pb2.ChunkRemoved) -> int:
-        """As `added`."""
-        return self._changes.append(event)
+    def append(self, change: Change) -> int:
+        """The change's sequence. The order of calls is kept."""
+        return self._changes.append(change)
 
     def position(self) -> pb.StreamPosition:
         """Position of the last change."""
         return pb.StreamPosition(store=self._store, epoch=self._epoch, sequence=self._changes.last)
 
-    def wait_applied(self, sequence: int, timeout: float) -> bool:
-        """Whether, within `timeout` seconds, every replica that is in step has applied it (true if none is)."""
+    def durable_position(self) -> pb.StreamPosition:
+        """Position up to which the log has the stream; sequence 0: it has nothing."""
+        return pb.StreamPosition(store=self._store, epoch=self._epoch, sequence=self._changes.durable)
+
+    def wait_durable(self, sequence: int, timeout: float) -> bool:
+        """Whether the log has the stream up to `sequence` within `timeout` seconds; False at once while out of step."""
         with self._changes.changed:
-            return self._changes.changed.wait_for(
-                lambda: all(replica.applied >= sequence for replica in self._replicas if replica.in_step), timeout
-            )
+            self._changes.changed.wait_for(lambda: self._trouble or self._changes.durable >= sequence, timeout)
+            return not self._trouble and self._changes.durable >= sequence
 
     def depth(self) -> int:
-        """Changes that the slowest replica has not acknowledged."""
+        """Changes that the log does not have yet."""
         with self._changes.changed:
-            last = self._changes.last
-            return last - min((replica.applied for replica in self._replicas), default=last)
+            return max(0, self._changes.last - self._changes.durable)
 
-
-class _Replica:
-    """One matcher replica and the thread that feeds it. `applied` and `in_step` change under the log's lock."""
-
-    def __init__(
-        self,
-        store: str,
-        epoch: int,
-        target: str,
-        changes: ChangeLog,
-        snapshot: Snapshot,
-        timeout: float,
-        probe_seconds: float,
-    ) -> None:
-        self._store = store
-        self._epoch = epoch
-        self._target = target
-        self._changes = changes
-        self._snapshot = snapshot
-        self._timeout = timeout
-        self._probe_seconds = probe_seconds
-        self._channel = open_channel(target)
-        self._stub: Any = matcher_pb2_grpc.MatcherServiceStub(self._channel)  # type: ignore[no-untyped-call]
-        self._reader = changes.new_reader()
-        self._boot_id = b""
-        # The next page starts the stream; in step once it has everything before `_complete_at`.
-        self._reset = False
-        self._complete_at = 0
-        # Why it is out of step, so that the log tells each reason once.
-        self._why = ""
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"publish-{target}", daemon=True)
-        self.applied = 0
-        self.in_step = False
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopping.set()
-        self._channel.close()
-        self._changes.drop(self._reader)
-
-    def join(self) -> None:
-        if self._thread.ident is not None:
-            self._thread.join(_JOIN_SECONDS)
+    def trouble(self) -> str:
+        """Why the log is not in step with the store; empty if it is."""
+        return self._trouble
 
     def _run(self) -> None:
         backoff = _FIRST_BACKOFF
-        why = "start"
         while not self._stopping.is_set():
             try:
-                if why:
-                    self._start_over(why)
-                    why = ""
-                self._publish_next()
-                if self.in_step:
+                if self._publish_next():
                     backoff = _FIRST_BACKOFF
-                continue
+                    continue
             except grpc.RpcError as error:
-                FAILURES.labels(self._target, reason_of(error)).inc()
-                self._out_of_step(f"{reason_of(error)}: {error.details()}")
-            except _Restart as reason:
-                why = str(reason)
-                self._changes.drop(self._reader)
-                self._out_of_step(why)
+                reason = reason_of(error)
+                FAILURES.labels(reason).inc()
+                if reason == "STALE_EPOCH":
+                    self._superseded()
+                    return
+                self._out_of_step(f"{reason}: {error.details()}")
             except Exception as error:
                 if self._stopping.is_set():
                     return
-                why = "error"
-                _log.error("publishing failed", target=self._target, exc_info=error)
-                self._out_of_step(why)
+                _log.error("publishing failed", exc_info=error)
+                self._out_of_step(f"{type(error).__name__}: {error}")
             self._stopping.wait(backoff)
             backoff = min(2 * backoff, _LAST_BACKOFF)
 
-    def _start_over(self, why: str) -> None:
-        # Only for a matcher that answers: a snapshot costs the catalog something.
-        self._stub.PingMatcher(matcher_pb2.PingMatcherRequest(), timeout=self._timeout)
-        self._complete_at = self._changes.start_over(self._reader, self._snapshot)
-        self._reset = True
-        RESETS.labels(self._target, why).inc()
+    def _publish_next(self) -> bool:
+        """False: the page did not follow what the log has."""
+        page = self._next_page()
+        if page is None or self._reset_why:
+            self._start_over(self._reset_why or "not kept")
+            return True
+        durable = self._send(page)
+        if durable > page.last:
+            self._reset_why = "another writer"
+            self._out_of_step(f"another process publishes under the name {self._store!r} at the same epoch")
+            return False
+        self._acknowledge(durable)
+        return durable >= page.first or not page.changes
 
-    def _publish_next(self) -> None:
-        # Until it is in step nothing is waited for: an empty checkpoint is news, too.
-        wait = self._probe_seconds if self.in_step else 0.0
-        page = self._changes.page(self._reader, _PAGE_CHANGES, _PAGE_BYTES, wait)
-        if page is None:
-            raise _Restart("too far behind")
-        if self._stopping.is_set():
-            return
-        response = self._stub.Publish(self._request(page), timeout=self._timeout)
-        if response.needs_reset:
-            raise _Restart("asked for it")
-        if response.boot_id != self._boot_id and not self._reset:
-            raise _Restart("restarted")
-        if response.applied_sequence != page.last:
-            raise _Restart("lost its place")
-        self._boot_id = response.boot_id
-        self._reset = False
-        self._changes.acknowledge(self._reader, page.last)
-        with self._changes.changed:
-            self.applied = page.last
-            self._set_in_step(page.last + 1 >= self._complete_at)
-            self._changes.changed.notify_all()
+    def _next_page(self) -> Page | None:
+        changes = self._changes
+        with changes.changed:
+            # Until it is in step nothing is waited for: whether the log answers is news, too.
+            if not self._trouble:
+                changes.changed.wait_for(
+                    lambda: self._stopping.is_set() or changes.durable < changes.last, self._probe_seconds
+                )
+            return changes.page(_PAGE_CHANGES, _PAGE_BYTES)
 
-    def _request(self, page: Page) -> matcher_pb2.PublishRequest:
-        return matcher_pb2.PublishRequest(
+    def _send(self, page: Page) -> int:
+        request = matcher_pb2.PublishRequest(
             store=self._store,
             epoch=self._epoch,
             first_sequence=page.first,
-            events=[_as_event(change) for change in page.changes],
-            reset=self._reset,
+            batches=batches_of(page.changes),
+            reset=page.reset,
         )
+        response: matcher_pb2.PublishResponse = self._stub.Publish(request, timeout=self._timeout)
+        return response.durable_sequence
 
-    def _out_of_step(self, why: str) -> None:
+    def _start_over(self, why: str) -> None:
+        # Only for a log that answers: a snapshot costs the catalog something.
+        self._changes.acknowledge(self._send(Page(self._changes.durable + 1, [], reset=False)))
+        self._changes.start_over(self._snapshot)
+        self._reset_why = ""
+        RESETS.labels(why).inc()
+        self._out_of_step(_being_told(why))
+
+    def _acknowledge(self, durable: int) -> None:
+        if durable < self._changes.durable:
+            LOSSES.inc()
+            _log.warning("the matchers' log lost its end", acknowledged=self._changes.durable, durable=durable)
+        with self._changes.changed:
+            self._changes.acknowledge(durable)
+            if self._changes.complete:
+                self._in_step()
+
+    def _in_step(self) -> None:
+        if self._trouble:
+            _log.info("the matchers' log is in step", durable=self._changes.durable)
+        self._trouble = ""
+        IN_STEP.set(1)
+
+    def _out_of_step(self, why: str, *, for_good: bool = False) -> None:
         if self._stopping.is_set():
             return
-        if why != self._why:
-            _log.warning("a matcher is out of step", target=self._target, why=why)
-            self._why = why
+        if for_good:
+            _log.error("publishing has ended", why=why)
+        elif why != self._trouble:
+            _log.warning("the matchers' log is out of step", why=why)
         with self._changes.changed:
-            self._set_in_step(False)
+            self._trouble = why
             self._changes.changed.notify_all()
+        IN_STEP.set(0)
 
-    def _set_in_step(self, in_step: bool) -> None:
-        if in_step and not self.in_step:
-            _log.info("a matcher is in step", target=self._target)
-            self._why = ""
-        self.in_step = in_step
-        IN_STEP.labels(self._target).set(in_step)
+    def _superseded(self) -> None:
+        SUPERSEDED.set(1)
+        why = (
+            f"another process has taken over the name {self._store!r} with a newer epoch than {self._epoch}: "
+            "matchers do not know what this one holds; give one of them another name"
+        )
+        # Its entries are void.
+        self._changes.acknowledge(0)
+        self._out_of_step(why, for_good=True)
 
 
-def _as_event(change: Change) -> matcher_pb2.ChangeEvent:
-    if isinstance(change, matcher_pb2.ChunkAdded):
-        return matcher_pb2.ChangeEvent(added=change)
-    return matcher_pb2.ChangeEvent(removed=change)
+def _being_told(why: str) -> str:
+    return f"the matchers' log is being told everything: {why}"
+
+
+class NoMatchers:
+    """The outbox of a store without matchers: numbers changes, keeps none."""
+
+    def __init__(self, store: str, epoch: int) -> None:
+        self._lock = threading.Lock()
+        self._last = pb.StreamPosition(store=store, epoch=epoch)
+
+    def append(self, change: Change) -> int:
+        del change
+        with self._lock:
+            self._last.sequence += 1
+            return self._last.sequence
+
+    def position(self) -> pb.StreamPosition:
+        with self._lock:
+            position = pb.StreamPosition()
+            position.CopyFrom(self._last)
+            return position
+
+    def durable_position(self) -> pb.StreamPosition:
+        return pb.StreamPosition(store=self._last.store, epoch=self._last.epoch)
+
+    def wait_durable(self, sequence: int, timeout: float) -> bool:
+        del sequence, timeout
+        return False
+
+    def depth(self) -> int:
+        return 0
+
+    def trouble(self) -> str:
+        return ""

@@ -14,6 +14,8 @@ def dependencies(parts: Parts) -> list[pb.Dependency]:
     if parts.matchers.configured:
         ready, detail = parts.matchers.ready()
         found.append(pb.Dependency(name="matcher", ready=ready, detail="" if ready else detail))
+        trouble = parts.state.outbox.trouble()
+        found.append(pb.Dependency(name="publisher", ready=not trouble, detail=trouble))
     if parts.l2 is not None:
         health = parts.l2.tier.health()
         found.append(pb.Dependency(name="l2", ready=health.ready, detail=health.detail))

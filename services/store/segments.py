@@ -4,11 +4,13 @@ A matcher's answer is a hint: it may be late, and it comes over the network. Eac
 chunk is in the arena in full, its tokens are the prompt's, and its context class may serve.
 """
 
-from collections.abc import Iterator
+from itertools import repeat
 
 import numpy as np
+import numpy.typing as npt
 
 from kvblend.v1 import common_pb2 as pb
+from kvblend.v1 import matcher_pb2
 from services.common.identity import HASH_BYTES
 from services.common.tokens import TOKEN_BYTES
 from services.store.catalog import Chunk
@@ -18,28 +20,48 @@ from services.store.query import Piece, Query
 from services.store.state import StoreState
 
 
-def claims_of(query: Query, segments: list[pb.Segment]) -> list[Piece]:
-    """A matcher's segments, chunk by chunk; segments that contradict themselves or the prompt are ignored."""
-    claims: list[Piece] = []
-    for segment in segments:
-        pieces = list(_pieces(query, segment))
-        end = claims[-1].end if claims else 0
-        if pieces and pieces[0].position >= end and pieces[-1].end <= query.count:
-            claims += pieces
-    return claims
+def claims_of(query: Query, columns: matcher_pb2.SegmentColumns) -> list[Piece]:
+    """A matcher's segments, chunk by chunk.
+
+    Columns that do not fit each other are ignored as a whole; else segments that contradict themselves, the
+    prompt or the segments before them.
+    """
+    starts, stored, lengths = _u32(columns.query_positions), _u32(columns.stored_positions), _u32(columns.lengths)
+    skips, counts, chunk_lengths = _u32(columns.skip_tokens), _u32(columns.chunk_counts), _u32(columns.chunk_lengths)
+    domains = np.frombuffer(columns.domains, np.uint8)
+    if len({column.size for column in (starts, stored, lengths, skips, counts, domains)}) > 1:
+        return []
+    if counts.sum() != chunk_lengths.size or len(columns.chain_hashes) != HASH_BYTES * chunk_lengths.size:
+        return []
+    hashes = np.frombuffer(columns.chain_hashes, f"V{HASH_BYTES}")
+    # Tokens before each chunk, of all segments'; and the number of each segment's first chunk.
+    before, first = _running_sum(chunk_lengths), _running_sum(counts)
+    sound = (domains == pb.DOMAIN_EXACT) | (domains == pb.DOMAIN_SEGMENT)
+    sound &= before[first[1:]] - before[first[:-1]] == lengths
+    sound &= starts + lengths <= query.count
+    covered = np.maximum.accumulate(np.where(sound, starts + lengths, 0))
+    sound[1:] &= starts[1:] >= covered[:-1]
+    # Of each chunk its segment, the tokens of the segment before it, and its own tokens before the segment.
+    segment = np.repeat(np.arange(counts.size), counts)
+    inside = before[:-1] - before[first[segment]]
+    offsets = np.where(np.arange(segment.size) == first[segment], skips[segment], 0)
+    kept = np.flatnonzero(sound[segment] & (chunk_lengths > 0))
+    segment, inside = segment[kept], inside[kept]
+    keys = map(ChunkKey, repeat(query.space.space_id), domains[segment].tolist(), hashes[kept].tolist())
+    numbers = starts[segment] + inside, offsets[kept], chunk_lengths[kept], stored[segment] + inside
+    positions, offsets_of, lengths_of_pieces, origins = (column.tolist() for column in numbers)
+    return list(map(Piece, positions, keys, offsets_of, lengths_of_pieces, origins))
 
 
-def _pieces(query: Query, segment: pb.Segment) -> Iterator[Piece]:
-    hashes, lengths = segment.chain_hashes, segment.chunk_lengths
-    count = len(lengths) // TOKEN_BYTES
-    if len(lengths) % TOKEN_BYTES or len(hashes) != HASH_BYTES * count or segment.domain == pb.DOMAIN_BLENDED:
-        return
-    position, offset, stored = segment.query_position, segment.skip_tokens, segment.stored_position
-    for number, length in enumerate(np.frombuffer(lengths, "<u4").tolist()):
-        chain_hash = hashes[HASH_BYTES * number : HASH_BYTES * (number + 1)]
-        if length:
-            yield Piece(position, ChunkKey(query.space.space_id, segment.domain, chain_hash), offset, length, stored)
-        position, offset, stored = position + length, 0, stored + length
+def _u32(column: bytes) -> npt.NDArray[np.int64]:
+    """Nothing if the bytes are not whole numbers."""
+    whole = column if len(column) % TOKEN_BYTES == 0 else b""
+    return np.frombuffer(whole, "<u4").astype(np.int64)
+
+
+def _running_sum(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """[n] -> [n + 1], from 0."""
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(values)))
 
 
 def check(state: StoreState, query: Query, claim: Piece) -> tuple[Piece | None, pb.Reason]:

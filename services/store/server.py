@@ -9,7 +9,7 @@ from services.common.tenants import TenantPolicy
 from services.store.arena import Arena, refuse
 from services.store.matcher_client import MatcherClient
 from services.store.parts import compose, make_state
-from services.store.publisher import Publisher
+from services.store.publisher import NoMatchers, Publisher
 from services.store.service import StoreServicer
 from services.store.settings import StoreSettings
 from services.store.state import Clock
@@ -42,11 +42,15 @@ def build(settings: StoreSettings, stack: ExitStack) -> GrpcServer:
     arena = stack.enter_context(closing(Arena(settings.directory, slabs * slab_bytes, slab_bytes)))
     tier = make_tier(settings)
     state, writes, sessions = make_state(settings, arena, Clock(), tier.tier_id if tier else "")
-    clients = [stack.enter_context(closing(MatcherClient(target))) for target in settings.matchers]
-    publisher = Publisher(settings.name, arena.epoch, settings.matchers, state.snapshot)
-    parts = compose(settings, arena, state, writes, sessions, publisher, clients, tier)
-    publisher.start()
-    stack.callback(publisher.close)
+    if settings.matcher_target:
+        client = stack.enter_context(closing(MatcherClient(settings.matcher_target)))
+        publisher = Publisher(settings.name, arena.epoch, settings.matcher_target, state.snapshot)
+        parts = compose(settings, arena, state, writes, sessions, publisher, client, tier)
+        publisher.start()
+        stack.callback(publisher.close)
+    else:
+        alone = NoMatchers(settings.name, arena.epoch)
+        parts = compose(settings, arena, state, writes, sessions, alone, None, tier)
     if parts.l2 is not None:
         parts.l2.start()
         stack.callback(parts.l2.close)

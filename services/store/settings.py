@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from services.common.arena_format import PAGE
+from services.common.channels import target_of
 from services.common.config import ServiceSettings
 from services.common.identity import is_chunk_size
 
@@ -49,7 +50,11 @@ class StoreSettings(ServiceSettings):
     chunk_tokens: int = Field(
         256, description="Tokens of a chunk for engines that name none: a power of two from 16 to 1024."
     )
-    matcher: str = Field("", description="Matcher targets, comma-separated; empty: prefix reuse only.")
+    matcher: str = Field(
+        "",
+        description="Where the matchers are: host:port, dns:///name:port or unix:/path (all that is behind it), or "
+        "several replicas as IP:port or unix:/path, comma-separated; empty: prefix reuse only.",
+    )
     matcher_timeout_seconds: float = Field(
         1.0, gt=0, le=60, description="Longest wait for a matcher in a lookup, whatever time the caller has left."
     )
@@ -142,10 +147,8 @@ class StoreSettings(ServiceSettings):
     @field_validator("matcher")
     @classmethod
     def _targets(cls, value: str) -> str:
-        for target in filter(None, value.split(",")):
-            host, _, port = target.rpartition(":")
-            if not target.startswith("unix:/") and not (host and port.isdigit()):
-                raise ValueError("must be host:port or unix:/absolute/path, comma-separated, or empty")
+        if value:
+            target_of(value)
         return value
 
     @field_validator("redis_url")
@@ -172,5 +175,6 @@ class StoreSettings(ServiceSettings):
         return slabs, self.arena_bytes // slabs // PAGE * PAGE
 
     @property
-    def matchers(self) -> list[str]:
-        return [target for target in self.matcher.split(",") if target]
+    def matcher_target(self) -> str:
+        """gRPC's target; empty without matchers."""
+        return target_of(self.matcher) if self.matcher else ""

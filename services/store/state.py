@@ -10,30 +10,31 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvblend.v1 import common_pb2 as pb
-from kvblend.v1 import matcher_pb2, object_pb2
+from kvblend.v1 import object_pb2
 from services.common.arena_format import FLAG_IN_L2, FLAG_PINNED, BlockState
 from services.store.blocks import BlockPool, Writer
 from services.store.catalog import Catalog, Chunk
+from services.store.changes import STORE_OWNER, Added, Change, Removed
 from services.store.eviction import Policy
 from services.store.leases import HolderKey, LeaseTable, Ref
 from services.store.objects import ChunkKey, ObjectKey, info_of
 from services.store.stats import Stats
 
-STORE_OWNER = matcher_pb2.Owner(kind=matcher_pb2.OWNER_KIND_STORE)
-
 
 class Outbox(Protocol):
-    """The store's stream of changes to the matchers (services/store/publisher.py). Never blocks."""
+    """The store's stream of changes to the matchers' log (services/store/publisher.py). `append` never blocks."""
 
-    def added(self, event: matcher_pb2.ChunkAdded) -> int: ...
-
-    def removed(self, event: matcher_pb2.ChunkRemoved) -> int: ...
+    def append(self, change: Change) -> int: ...
 
     def position(self) -> pb.StreamPosition: ...
 
-    def wait_applied(self, sequence: int, timeout: float) -> bool: ...
+    def durable_position(self) -> pb.StreamPosition: ...
+
+    def wait_durable(self, sequence: int, timeout: float) -> bool: ...
 
     def depth(self) -> int: ...
+
+    def trouble(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class StoreState:
         self.clock = clock
         self.stats = Stats()
         self.leases = LeaseTable(lease_ttl, session_cap, tenant_cap, self._copies_stopped)
-        self.l2_owner = matcher_pb2.Owner(kind=matcher_pb2.OWNER_KIND_L2, l2_id=l2_id)
+        self.l2_id = l2_id
         # Headers whose bytes nobody has verified since a crash.
         self.unverified: set[int] = set()
         # What BLENDED chunks hold.
@@ -140,7 +141,7 @@ class StoreState:
         chunk.in_l2 = chunk.in_l2 or in_l2
         if chunk.complete:
             self.stats.add("stored_chunks")
-            self.outbox.added(self.added_event(chunk, STORE_OWNER))
+            self.outbox.append(Added(chunk.key, STORE_OWNER, chunk.info))
             self._on_complete(chunk)
         return chunk
 
@@ -170,7 +171,7 @@ class StoreState:
             else:
                 self.pool.free(header)
         if chunk.complete:
-            self.outbox.removed(removed_event(chunk.key, STORE_OWNER))
+            self.outbox.append(Removed(chunk.key, STORE_OWNER))
 
     def _copies_stopped(self, header: int) -> None:
         if header in self._condemned:
@@ -232,7 +233,15 @@ class StoreState:
     def mark_in_l2(self, chunk: Chunk) -> None:
         chunk.in_l2 = True
         self._write_flags(chunk)
-        self.outbox.added(self.added_event(chunk, self.l2_owner))
+        self.outbox.append(Added(chunk.key, self.l2_id, chunk.info))
+
+    def left_l2(self, keys: Iterable[ChunkKey]) -> None:
+        """Cleared there; what stays here must not be claimed for L2 again."""
+        for key in keys:
+            chunk = self.catalog.get(key)
+            if chunk is not None:
+                chunk.in_l2 = False
+                self._write_flags(chunk)
 
     def _write_flags(self, chunk: Chunk) -> None:
         flags = (FLAG_PINNED if chunk.pinned else 0) | (FLAG_IN_L2 if chunk.in_l2 else 0)
@@ -248,34 +257,12 @@ class StoreState:
 
     # What matchers are told.
 
-    def added_event(self, chunk: Chunk, owner: matcher_pb2.Owner) -> matcher_pb2.ChunkAdded:
-        info = chunk.info
-        return matcher_pb2.ChunkAdded(
-            space_id=chunk.key.space_id,
-            domain=chunk.key.domain,
-            chain_hash=chunk.key.chain_hash,
-            previous_hash=info.previous_hash,
-            tokens=info.tokens,
-            stored_position=info.stored_position,
-            context_class=info.context_class,
-            document=info.document,
-            owner=owner,
-            chunk_tokens=info.chunk_tokens,
-            matchable=info.matchable and chunk.key.domain != pb.DOMAIN_BLENDED,
-        )
-
-    def snapshot(self) -> list[matcher_pb2.ChunkAdded]:
-        """Everything that is held, for a matcher that has to start over. Takes the lock itself."""
+    def snapshot(self) -> list[Added]:
+        """Everything that is held, for a log that has to be told anew. Takes the lock itself."""
         with self.lock:
-            complete = [chunk for chunk in self.catalog if chunk.complete]
-            in_l2 = [self.added_event(chunk, self.l2_owner) for chunk in complete if chunk.in_l2]
-            return [self.added_event(chunk, STORE_OWNER) for chunk in complete] + in_l2
-
-
-def removed_event(key: ChunkKey, owner: matcher_pb2.Owner, seen_sequence: int = 0) -> matcher_pb2.ChunkRemoved:
-    return matcher_pb2.ChunkRemoved(
-        space_id=key.space_id, domain=key.domain, chain_hash=key.chain_hash, owner=owner, seen_sequence=seen_sequence
-    )
+            held = [(chunk.key, chunk.info, chunk.in_l2) for chunk in self.catalog if chunk.complete]
+        in_l2 = [Added(key, self.l2_id, info) for key, info, also_there in held if also_there and self.l2_id]
+        return [Added(key, STORE_OWNER, info) for key, info, _ in held] + in_l2
 
 
 def rank_objects(chunk: Chunk, rank: int) -> list[tuple[int, int]]:

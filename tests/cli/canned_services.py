@@ -60,10 +60,15 @@ STORE_STATS = store_pb2.GetStoreStatsResponse(
 MATCHER_STATS = matcher_pb2.GetMatcherStatsResponse(
     spaces=[matcher_pb2.SpaceEntries(space_id=SPACES[0], chunks=1830, tokens=468_480)],
     table_bytes=3 << 20,
+    memory_limit_bytes=4 * GIB,
     matches=918,
     candidates=88_410,
     verified=88_400,
     refused=10,
+    evicted=31,
+    log=matcher_pb2.LogState(
+        kind="redis", applied_position=5120, end_position=5123, age_ms=4, snapshot_position=4096, error=""
+    ),
     latencies=[latency("Match", 918, 0.71, 1.4)],
 )
 AGENT_STATS = agent_pb2.GetAgentStatsResponse(

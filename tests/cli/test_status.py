@@ -11,7 +11,7 @@ from cli.probe import Peer
 from cli.status import run, take
 from cli.status_view import Snapshot, bar, render
 from cli.units import format_bytes, format_seconds, parse_bytes
-from kvblend.v1 import common_pb2
+from kvblend.v1 import common_pb2, matcher_pb2
 
 NOBODY = "127.0.0.1:1"
 
@@ -50,6 +50,10 @@ def test_a_busy_system_fits_the_terminal_and_shows_its_numbers() -> None:
         "48 held, 12 busy",
         "2 quarantined",
         "10 refused",
+        "3.0 MiB of 4.0 GiB",
+        "31 dropped",
+        "redis",
+        "3 behind",
         "0.71",
         "RoPE proven",
         "2 h 5 min",
@@ -63,6 +67,16 @@ def test_with_services_down_it_shows_the_rest() -> None:
         text = screen(snapshot_of({"matcher": matcher, "store": NOBODY, "agent": NOBODY}))
     assert text.count("down") == 2
     assert "1,830 entries" in text
+
+
+def test_a_log_that_is_away_is_shown_with_why_and_since_when(monkeypatch: pytest.MonkeyPatch) -> None:
+    away = matcher_pb2.GetMatcherStatsResponse(
+        log=matcher_pb2.LogState(kind="redis", applied_position=9, end_position=9, age_ms=75_000, error="refused")
+    )
+    monkeypatch.setattr("canned_services.MATCHER_STATS", away)
+    with serve(Matcher()) as matcher:
+        text = screen(snapshot_of({"matcher": matcher}))
+    assert "redis is away for 1 min 15 s: refused" in text
 
 
 def test_a_long_reason_squeezes_nothing_else() -> None:

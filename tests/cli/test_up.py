@@ -10,6 +10,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from canned_services import Matcher, serve
 
 from cli.local import LocalServices
 from cli.probe import Peer
@@ -108,6 +109,13 @@ def test_up_serves_refuses_a_second_of_its_name_survives_a_kill_and_stops_all(up
     other = kvblend("up", "--name", f"{up.name}b", *up.listen("store"), environment=up.environment())
     assert other.returncode == 1
     assert "is refused: the address is in use" in other.stderr
+    folder = ["--run-dir", str(up.folder / up.name), "--arena-bytes", "64MiB"]
+    free = [f"--{service}-listen=unix:{up.folder}/b-{service}.sock" for service in ("matcher", "store", "agent")]
+    third = kvblend("up", "--name", f"{up.name}b", *folder, *free, environment=up.environment())
+    assert third.returncode == 1
+    (line,) = third.stderr.splitlines()
+    assert line.startswith("kvblend matcher: setting log = 'sqlite:")
+    assert "is in use" in line
 
     store = Peer("store", up.target("store"))
     boot_id = store.ping(5).boot_id
@@ -126,6 +134,7 @@ def test_up_serves_refuses_a_second_of_its_name_survives_a_kill_and_stops_all(up
     assert up.process.wait(60) == 0, up.text()
     assert up.pids() == []
     assert not up.arena.exists()
+    assert (up.folder / up.name / "matcher.db").exists()
     stops = [line.split()[1] for line in up.text().splitlines() if " stopped" in line]
     assert stops == ["agent", "store", "matcher"]
     assert "\x1b" not in up.text()
@@ -187,17 +196,17 @@ def test_local_services_come_back_after_a_kill_and_leave_nothing(tmp_path: Path)
             Peer("store", services.store_target),
             Peer("matcher", services.matcher_target),
         ]
-        assert all(peer.answers(5) for peer in peers)
+        assert all(peer.is_ready(5) for peer in peers)
         pids = {name: services.pid(name) for name in ("matcher", "store", "agent")}
         services.kill("agent")
         services.wait_ready(60)
         assert services.pid("agent") not in (None, pids["agent"])
         assert services.pid("store") == pids["store"]
-        eventually(lambda: peers[0].answers(5))
+        eventually(lambda: peers[0].is_ready(5))
 
         services.kill("matcher", restart=False)
         eventually(lambda: services.pid("matcher") is None)
-        assert not peers[2].answers(0.5)
+        assert not peers[2].is_ready(0.5)
         services.start("matcher")
         services.wait_ready(60)
         with pytest.raises(grpc.RpcError):
@@ -208,6 +217,16 @@ def test_local_services_come_back_after_a_kill_and_leave_nothing(tmp_path: Path)
         assert services.log("store").exists()
         assert arena.exists()
     assert not arena.exists()
+
+
+def test_a_server_that_answers_before_it_is_ready_is_waited_for() -> None:
+    """As a matcher does that still catches up with its log."""
+    for serving in (False, True):
+        with serve(Matcher(), serving=serving) as target:
+            peer = Peer("matcher", target)
+            assert peer.ping(5).service == "matcher"
+            assert peer.is_ready(5) is serving
+            peer.close()
 
 
 def test_local_services_say_why_a_setting_was_refused(tmp_path: Path) -> None:

@@ -1,44 +1,27 @@
 """Each rule of our own sees the fault that it is for, and none where there is none."""
 
-import copy
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
+from manifest_kit import Document, documents, env, find, first, pod
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-
-from tools import check_manifests
 from tools import manifest_rules as rules
-
-Document = dict[str, Any]
-
-
-def find(every: list[Document], kind: str, name: str) -> Document:
-    return next(d for d in every if (d["kind"], d["metadata"]["name"]) == (kind, name))
-
-
-def pod(every: list[Document], name: str) -> Document:
-    spec: Document = find(every, "Deployment", name)["spec"]["template"]["spec"]
-    return spec
-
-
-def env(container: Document, name: str, value: str) -> None:
-    container["env"] = [entry for entry in container["env"] if entry["name"] != name]
-    container["env"].append({"name": name, "value": value})
-
-
-def first(every: list[Document], name: str) -> Document:
-    """A pod's first main container."""
-    container: Document = pod(every, name)["containers"][0]
-    return container
 
 
 def secure(every: list[Document], **values: Any) -> None:
     """Sets the matcher's container's securityContext apart from the pod's."""
     first(every, "matcher")["securityContext"].update(values)
+
+
+def claim(every: list[Document]) -> Document:
+    found: Document = find(every, "StatefulSet", "matcher-log")["spec"]["volumeClaimTemplates"][0]
+    return found
+
+
+def scaler(every: list[Document]) -> Document:
+    spec: Document = find(every, "HorizontalPodAutoscaler", "matcher")["spec"]
+    return spec
 
 
 def add_memory_volume(spec: Document, size: str) -> None:
@@ -67,6 +50,12 @@ MUTATIONS: dict[str, tuple[Any, Callable[[list[Document]], object]]] = {
         rules.services_reach_pods,
         lambda every: find(every, "Service", "matcher")["spec"]["ports"][0].update(targetPort="http"),
     ),
+    "spread of other pods": (
+        rules.selectors_match,
+        lambda every: pod(every, "matcher")["topologySpreadConstraints"][0]["labelSelector"]["matchLabels"].update(
+            a="b"
+        ),
+    ),
     "pods without labels": (
         rules.selectors_match,
         lambda every: find(every, "Deployment", "matcher")["spec"]["template"].pop("metadata"),
@@ -87,6 +76,10 @@ MUTATIONS: dict[str, tuple[Any, Callable[[list[Document]], object]]] = {
         rules.quantities_parse,
         lambda every: pod(every, "matcher")["volumes"][0]["emptyDir"].update(sizeLimit="256MB"),
     ),
+    "quantity of a claim": (
+        rules.quantities_parse,
+        lambda every: claim(every)["spec"]["resources"]["requests"].update(storage="20GB"),
+    ),
     "no limit": (
         rules.resources_are_given,
         lambda every: first(every, "matcher")["resources"].pop("limits"),
@@ -99,6 +92,10 @@ MUTATIONS: dict[str, tuple[Any, Callable[[list[Document]], object]]] = {
         rules.mounts_exist,
         lambda every: pod(every, "matcher")["volumes"].clear(),
     ),
+    "mount of another claim": (
+        rules.mounts_exist,
+        lambda every: claim(every)["metadata"].update(name="other"),
+    ),
     "budget for nothing": (
         rules.policies_select_pods,
         lambda every: find(every, "PodDisruptionBudget", "matcher")["spec"]["selector"]["matchLabels"].update(a="b"),
@@ -107,11 +104,33 @@ MUTATIONS: dict[str, tuple[Any, Callable[[list[Document]], object]]] = {
         rules.policies_select_pods,
         lambda every: find(every, "NetworkPolicy", "engine")["spec"]["podSelector"]["matchLabels"].update(a="b"),
     ),
+    "policy that lets nothing out": (
+        rules.policies_select_pods,
+        lambda every: find(every, "NetworkPolicy", "matcher")["spec"]["egress"][0]["to"][0]["podSelector"][
+            "matchLabels"
+        ].update(a="b"),
+    ),
     "policy that lets nobody in": (
         rules.policies_select_pods,
         lambda every: find(every, "NetworkPolicy", "matcher")["spec"]["ingress"][0]["from"][0]["podSelector"][
             "matchLabels"
         ].update(a="b"),
+    ),
+    "stateful set of no service": (
+        rules.stateful_sets_have_a_service,
+        lambda every: find(every, "StatefulSet", "matcher-log")["spec"].update(serviceName="matcher-lgo"),
+    ),
+    "autoscaler of nothing": (
+        rules.autoscalers_fit,
+        lambda every: scaler(every)["scaleTargetRef"].update(name="matchre"),
+    ),
+    "autoscaler that every apply overrules": (
+        rules.autoscalers_fit,
+        lambda every: find(every, "Deployment", "matcher")["spec"].update(replicas=2),
+    ),
+    "autoscaler from more to fewer": (
+        rules.autoscalers_fit,
+        lambda every: scaler(every).update(minReplicas=9),
     ),
     "service links": (rules.service_links_are_off, lambda every: pod(every, "engine").pop("enableServiceLinks")),
     "two volumes larger than the limit together": (
@@ -188,9 +207,8 @@ MUTATIONS: dict[str, tuple[Any, Callable[[list[Document]], object]]] = {
 @pytest.mark.parametrize("fault", sorted(MUTATIONS))
 def test_each_rule_sees_the_fault_it_is_for(fault: str) -> None:
     rule, mutate = MUTATIONS[fault]
-    every = check_manifests.documents_of(check_manifests.render(check_manifests.DEPLOY / "k8s" / "base"))
-    assert list(rule(every)) == []
-    broken = copy.deepcopy(every)
+    assert list(rule(documents())) == []
+    broken = documents()
     mutate(broken)
     found = list(rule(broken))
     assert found

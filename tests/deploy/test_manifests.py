@@ -110,6 +110,12 @@ SOURCE_FAULTS = {
     "patch of nothing": ("k8s/overlays/small/matcher.yaml", "  name: matcher", "  name: matchre", "kustomize"),
     "kind without a schema": ("k8s/base/matcher.yaml", "kind: PodDisruptionBudget", "kind: PodDisruption", "kind"),
     "own rule": ("k8s/base/matcher.yaml", "      enableServiceLinks: false", "", "enableServiceLinks"),
+    "rule for matchers": (
+        "k8s/base/matcher-log.yaml",
+        "            - noeviction",
+        "            - allkeys-lfu",
+        "evicts",
+    ),
     "careless Dockerfile": (
         "docker/store.Dockerfile",
         "COPY --from=build /app /app",

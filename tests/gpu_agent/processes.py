@@ -4,14 +4,18 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import grpc
 from agent_rig import Rig
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvblend.layouts import KvShape
 from kvblend.v1 import store_pb2 as store
 from kvblend.v1 import store_pb2_grpc
+
+_SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
 class Stack:
@@ -34,7 +38,16 @@ class Stack:
             self._processes[name] = subprocess.Popen(command, stdout=log, stderr=log)
 
     def start_matcher(self) -> None:
-        self.start("matcher", "services.matcher")
+        """Returns when it is ready: it may have to compile first."""
+        log = ["--log", f"sqlite:{self.directory}/matcher.db", "--memory-limit-bytes", str(64 << 20)]
+        self.start("matcher", "services.matcher", *log)
+        readiness = health_pb2.HealthCheckRequest(service="readiness")
+        give_up_at = time.monotonic() + 150
+        with grpc.insecure_channel(self.target("matcher")) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            while health.Check(readiness, timeout=150, wait_for_ready=True).status != _SERVING:
+                assert time.monotonic() < give_up_at, "the matcher is not ready"
+                time.sleep(0.02)
 
     def start_store(self) -> None:
         size = str(self._arena_bytes)

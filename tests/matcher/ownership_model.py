@@ -1,40 +1,30 @@
 """A slow model of the matcher: who owns what, and the most tokens that any legal cover can have."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from matcher_kit import Added, Change, Chunk, Cleared
 
 from kvblend.v1 import common_pb2 as pb
 
 LADDER = (16, 32, 64, 128)
 SHORTEST = 16
 Interval = tuple[int, int]
-Key = tuple[int, bytes]
-
-
-@dataclass(frozen=True)
-class Stored:
-    domain: int
-    chain_hash: bytes
-    previous_hash: bytes
-    tokens: tuple[int, ...]
-    position: int
-
-    @property
-    def key(self) -> Key:
-        return self.domain, self.chain_hash
-
-    @property
-    def end(self) -> int:
-        return self.position + len(self.tokens)
+Key = tuple[bytes, int, bytes]
 
 
 @dataclass
 class Held:
-    """One stored chunk: its best context class so far, and each owner with (stream, sequence) of its claim."""
+    """One stored chunk: as it was first said, its best context class since, its owners, the last claim by a tier."""
 
-    chunk: Stored
+    chunk: Chunk
     context_class: int
-    owners: dict[str, tuple[int, int]] = field(default_factory=dict)
+    owners: set[str] = field(default_factory=set)
+    claimed: int = 0
+
+
+def owner_of(store: str, l2: str) -> str:
+    return f"l2:{l2}" if l2 else f"store:{store}"
 
 
 class OwnershipModel:
@@ -43,39 +33,58 @@ class OwnershipModel:
     def __init__(self) -> None:
         self.held: dict[Key, Held] = {}
 
-    def add(self, chunk: Stored, context_class: int, owner: str, said: tuple[int, int]) -> None:
-        held = self.held.setdefault(chunk.key, Held(chunk, context_class))
-        held.context_class = min(held.context_class, context_class)
-        held.owners[owner] = said
-
-    def remove(self, key: Key, owner: str, stream: int, seen_sequence: int) -> None:
-        held = self.held.get(key)
-        if held is None or owner not in held.owners:
-            return
-        said_stream, sequence = held.owners[owner]
-        if seen_sequence and said_stream == stream and sequence > seen_sequence:
-            return
-        self._drop(key, owner)
+    def apply(self, store: str, change: Change, position: int) -> None:
+        if isinstance(change, Cleared):
+            self._clear(owner_of(store, change.l2), change)
+        elif isinstance(change, Added):
+            for chunk in change.chunks:
+                self._add(chunk, owner_of(store, chunk.l2), position)
+        else:
+            for chunk in change.chunks:
+                self._remove(chunk.key, owner_of(store, chunk.l2), change.seen if chunk.l2 else 0)
 
     def void(self, owner: str) -> None:
         for key in list(self.held):
             self._drop(key, owner)
 
+    def _add(self, chunk: Chunk, owner: str, position: int) -> None:
+        held = self.held.setdefault(chunk.key, Held(chunk, chunk.context_class))
+        held.context_class = min(held.context_class, chunk.context_class)
+        held.owners.add(owner)
+        if chunk.l2:
+            held.claimed = position
+
+    def _remove(self, key: Key, owner: str, seen: int) -> None:
+        held = self.held.get(key)
+        if held is not None and not (seen and held.claimed > seen):
+            self._drop(key, owner)
+
+    def _clear(self, owner: str, scope: Cleared) -> None:
+        for key, held in list(self.held.items()):
+            facts = (held.chunk.space, held.chunk.tenant, held.chunk.document)
+            wanted = (scope.space, scope.tenant, scope.document)
+            if all(want in (type(want)(), fact) for want, fact in zip(wanted, facts, strict=True)):
+                self._drop(key, owner)
+
     def _drop(self, key: Key, owner: str) -> None:
-        self.held[key].owners.pop(owner, None)
+        self.held[key].owners.discard(owner)
         if not self.held[key].owners:
             del self.held[key]
 
-    def reachable(self, owners: Iterable[str], context_classes: Iterable[int]) -> list[Stored]:
+    def reachable(self, space: bytes, owners: Iterable[str], context_classes: Iterable[int]) -> list[Chunk]:
         return [
-            held.chunk
+            replace(held.chunk, context_class=held.context_class)
             for held in self.held.values()
-            if held.context_class in set(context_classes) and set(held.owners) & set(owners)
+            if held.chunk.space == space
+            and held.chunk.matchable
+            and held.chunk.domain != pb.DOMAIN_BLENDED
+            and held.context_class in set(context_classes)
+            and held.owners & set(owners)
         ]
 
 
 def most_tokens(
-    query: Sequence[int], chunks: list[Stored], skip: int, spans: Sequence[pb.OpaqueSpan], chunk_tokens: int
+    query: Sequence[int], chunks: list[Chunk], skip: int, spans: Sequence[pb.OpaqueSpan], chunk_tokens: int
 ) -> int:
     """Tokens of the best cover: every way to end with every run is tried at every position."""
     runs = [run for part in _between(len(query), spans) for run in _runs(query, part, chunks, chunk_tokens)]
@@ -96,7 +105,7 @@ def _between(size: int, spans: Sequence[pb.OpaqueSpan]) -> Iterator[Interval]:
     yield start, size
 
 
-def _runs(query: Sequence[int], part: Interval, chunks: list[Stored], chunk_tokens: int) -> set[Interval]:
+def _runs(query: Sequence[int], part: Interval, chunks: list[Chunk], chunk_tokens: int) -> set[Interval]:
     low, high = part
     runs = set()
     for chunk in chunks:
@@ -115,9 +124,11 @@ def _agreeing(query: Sequence[int], tokens: Sequence[int]) -> int:
     return count
 
 
-def _leftmost(query: Sequence[int], low: int, at: int, chunk: Stored, chunks: list[Stored]) -> int:
+def _leftmost(query: Sequence[int], low: int, at: int, chunk: Chunk, chunks: list[Chunk]) -> int:
     for before in chunks:
-        if before.key == (chunk.domain, chunk.previous_hash) and before.end == chunk.position:
+        if (before.domain, before.chain_hash) == (chunk.domain, chunk.previous_hash) and before.end == (
+            chunk.stored_position
+        ):
             agreed = _agreeing(query[low:at][::-1], before.tokens[::-1])
             if agreed == len(before.tokens):
                 return _leftmost(query, low, at - agreed, before, chunks)
@@ -125,10 +136,14 @@ def _leftmost(query: Sequence[int], low: int, at: int, chunk: Stored, chunks: li
     return at
 
 
-def _rightmost(query: Sequence[int], high: int, at: int, chunk: Stored, chunks: list[Stored]) -> int:
+def _rightmost(query: Sequence[int], high: int, at: int, chunk: Chunk, chunks: list[Chunk]) -> int:
     agreed = _agreeing(query[at:high], chunk.tokens)
     end = at + agreed
     if agreed < len(chunk.tokens):
         return end
-    behind = [c for c in chunks if (c.domain, c.previous_hash) == chunk.key and c.position == chunk.end]
+    behind = [
+        child
+        for child in chunks
+        if (child.domain, child.previous_hash, child.stored_position) == (chunk.domain, chunk.chain_hash, chunk.end)
+    ]
     return max([end, *(_rightmost(query, high, end, child, chunks) for child in behind)])

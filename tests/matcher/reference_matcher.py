@@ -1,20 +1,10 @@
 """The slow, obviously right matcher that the real one is compared with."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
-LADDER = (16, 32, 64, 128)
+from matcher_kit import Chunk
+
 SHORTEST = 16
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """A stored chunk; names are hashable and say nothing about the tokens."""
-
-    name: bytes
-    previous: bytes
-    tokens: tuple[int, ...]
-    position: int
 
 
 def reachable_tokens(query: list[int], chunks: Iterable[Chunk], skip: int, chunk_tokens: int) -> set[int]:
@@ -23,7 +13,7 @@ def reachable_tokens(query: list[int], chunks: Iterable[Chunk], skip: int, chunk
     A run begins with a chunk that fits a window class and stands whole in the query, and goes on token by
     token into the chunks before and behind it.
     """
-    by_name = {chunk.name: chunk for chunk in chunks}
+    by_name = {chunk.chain_hash: chunk for chunk in chunks}
     covered: set[int] = set()
     for chunk in by_name.values():
         if len(chunk.tokens) < min(SHORTEST, chunk_tokens):
@@ -31,7 +21,7 @@ def reachable_tokens(query: list[int], chunks: Iterable[Chunk], skip: int, chunk
         for at in range(len(query) - len(chunk.tokens) + 1):
             if tuple(query[at : at + len(chunk.tokens)]) == chunk.tokens:
                 end = _reach(query, chunk, at + len(chunk.tokens), by_name)
-                start = at - _agreeing_suffix(query, at, by_name.get(chunk.previous), chunk)
+                start = at - _agreeing_suffix(query, at, by_name.get(chunk.previous_hash), chunk)
                 covered |= set(range(start, end))
     return {position for position in covered if position >= skip}
 
@@ -49,7 +39,7 @@ def _reach(query: list[int], chunk: Chunk, end: int, by_name: dict[bytes, Chunk]
 
 def _children(chunk: Chunk, by_name: dict[bytes, Chunk]) -> Iterator[Chunk]:
     for child in by_name.values():
-        if child.previous == chunk.name and child.position == chunk.position + len(chunk.tokens):
+        if child.previous_hash == chunk.chain_hash and child.stored_position == chunk.end:
             yield child
 
 
@@ -61,7 +51,7 @@ def _agreeing_prefix(query: list[int], at: int, tokens: tuple[int, ...]) -> int:
 
 
 def _agreeing_suffix(query: list[int], end: int, before: Chunk | None, chunk: Chunk) -> int:
-    if before is None or before.position + len(before.tokens) != chunk.position:
+    if before is None or before.end != chunk.stored_position:
         return 0
     count = 0
     while count < len(before.tokens) and count < end and query[end - 1 - count] == before.tokens[-1 - count]:

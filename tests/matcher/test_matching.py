@@ -1,397 +1,246 @@
-"""What is found, what is not, and why: the table in this process."""
+"""What is found, what is not, and why: a whole matcher in this process."""
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from matcher_kit import (
+    ALL_BITS,
     CHUNK,
-    L2_OWNER,
-    SPACE,
-    added,
+    EVERY_CLASS,
+    TIER,
+    Cleared,
+    Removed,
     ask,
-    check_answer,
     document_chunks,
-    page,
-    removed,
+    segments_of,
+    text,
 )
-from reference_matcher import Chunk, reachable_tokens, worth_covering
+from matcher_service_kit import Matcher, running
 
 from kvblend.v1 import common_pb2 as pb
-from kvblend.v1 import matcher_pb2
 from services.common.errors import KvblendError
-from services.common.lifecycle import Boot
-from services.common.metrics import Latencies
-from services.matcher import matching
-from services.matcher.kernels import Text
-from services.matcher.occurrences import Found, Interval, Occurrences
-from services.matcher.service import MatcherService
-from services.matcher.spaces import Spaces, random_hashing
-from services.matcher.table import Table
-
-SHARED_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
-CONTEXT: Any = SimpleNamespace(time_remaining=lambda: 60.0)
-BOTH = [pb.CONTEXT_CLASS_ALONE, pb.CONTEXT_CLASS_SHARED_PREFIX, pb.CONTEXT_CLASS_IN_PROMPT]
+from services.matcher.kernels.hashing import random_hashing
 
 
-def make_service(keep: int = (1 << 62) - 1) -> MatcherService:
-    return MatcherService(Spaces(random_hashing(keep)), Boot("matcher"), Latencies())
-
-
-@pytest.fixture(params=[(1 << 62) - 1, 0b11], ids=["full hash", "two bits"])
-def service(request: pytest.FixtureRequest) -> MatcherService:
+@pytest.fixture(params=[ALL_BITS, 0b11], ids=["full hash", "two bits"])
+def matcher(request: pytest.FixtureRequest) -> Iterator[Matcher]:
     """Everything must hold with a hash that nearly always collides, too."""
-    return make_service(request.param)
-
-
-def publish(service: MatcherService, *chunks: matcher_pb2.ChunkAdded, **where: Any) -> matcher_pb2.PublishResponse:
-    return service.Publish(page(added(*chunks), **where), CONTEXT)
-
-
-def covered(
-    service: MatcherService, chunks: list[matcher_pb2.ChunkAdded], request: matcher_pb2.MatchRequest
-) -> set[int]:
-    return check_answer(request, service.Match(request, CONTEXT), chunks)
-
-
-def reasons(service: MatcherService, request: matcher_pb2.MatchRequest) -> dict[str, int]:
-    answer = service.Match(request, CONTEXT)
-    return {pb.Reason.Name(s.reason).removeprefix("REASON_"): s.tokens for s in answer.shortfalls}
-
-
-def text(seed: int, length: int) -> list[int]:
-    return np.random.default_rng(seed).integers(0, 50_000, length).tolist()
+    with running(hashing=random_hashing(request.param)) as started:
+        yield started
 
 
 @pytest.mark.parametrize("offset", [0, 1, 7, 16, 33])
-def test_a_document_is_found_whole_at_any_offset(service: MatcherService, offset: int) -> None:
+def test_a_document_is_found_whole_at_any_offset(matcher: Matcher, offset: int) -> None:
     document = text(1, 70)
     chunks = document_chunks(document)
-    publish(service, *chunks)
+    matcher.add(*chunks)
     query = text(2, offset) + document + text(3, 20)
-    assert covered(service, chunks, ask(query)) == set(range(offset, offset + 70))
-    assert len(service.Match(ask(query), CONTEXT).segments) == 1
+    assert matcher.covered(chunks, ask(query)) == set(range(offset, offset + 70))
+    assert len(matcher.segments(ask(query))) == 1
 
 
-def test_every_occurrence_of_a_repeated_document_is_found(service: MatcherService) -> None:
+def test_every_occurrence_of_a_repeated_document_is_found(matcher: Matcher) -> None:
     document = text(1, 48)
     chunks = document_chunks(document)
-    publish(service, *chunks)
+    matcher.add(*chunks)
     query = document + text(2, 5) + document + document
-    assert len(covered(service, chunks, ask(query))) == 3 * 48
+    assert len(matcher.covered(chunks, ask(query))) == 3 * 48
 
 
-def test_case_35_documents_in_any_order_are_covered_to_their_last_token(service: MatcherService) -> None:
-    documents = {f"d{n}": text(n, length) for n, length in enumerate((700, 333, 45, 17, 256))}
-    chunks = [c for name, tokens in documents.items() for c in document_chunks(tokens, name)]
-    publish(service, *chunks)
-    query = [token for name in ("d3", "d0", "d4", "d2", "d1") for token in documents[name]]
-    answer = service.Match(ask(query), CONTEXT)
-    assert len(check_answer(ask(query), answer, chunks)) == len(query)
-    assert [segment.document for segment in answer.segments] == ["d3", "d0", "d4", "d2", "d1"]
-
-
-def test_a_run_goes_on_token_by_token_into_the_chunks_around(service: MatcherService) -> None:
+def test_a_run_goes_on_token_by_token_into_the_chunks_around(matcher: Matcher) -> None:
     document = text(1, 64)
     chunks = document_chunks(document)
-    publish(service, *chunks)
+    matcher.add(*chunks)
     query = text(2, 9) + document[11:41] + text(3, 9)
     # Chunk [16, 32) stands whole; five tokens before it and nine behind it agree too.
-    assert covered(service, chunks, ask(query)) == set(range(9, 39))
+    assert matcher.covered(chunks, ask(query)) == set(range(9, 39))
 
 
-def test_one_different_token_splits_a_run_and_is_not_covered(service: MatcherService) -> None:
+def test_a_last_chunk_too_short_to_be_found_by_itself_is_found_behind_another(matcher: Matcher) -> None:
+    document = text(1, 37)
+    chunks = document_chunks(document)
+    matcher.add(*chunks)
+    assert matcher.covered(chunks, ask(text(2, 3) + document)) == set(range(3, 40))
+    assert matcher.covered(chunks, ask(text(2, 3) + document[32:] + text(3, 20))) == set()
+
+
+def test_one_different_token_splits_a_run_and_is_not_covered(matcher: Matcher) -> None:
     document = text(1, 96)
     chunks = document_chunks(document)
-    publish(service, *chunks)
+    matcher.add(*chunks)
     query = list(document)
     query[40] += 1
-    assert covered(service, chunks, ask(query)) == set(range(96)) - set(range(41, 48)) - {40} | set(range(41, 48))
+    # What is left of that chunk goes with its neighbours.
+    assert matcher.covered(chunks, ask(query)) == set(range(96)) - {40}
 
 
-def test_the_prefix_is_not_covered_twice(service: MatcherService) -> None:
+def test_the_prefix_is_not_covered_twice(matcher: Matcher) -> None:
     document = text(1, 64)
     chunks = document_chunks(document)
-    publish(service, *chunks)
-    assert covered(service, chunks, ask(document, skip_tokens=37)) == set(range(37, 64))
+    matcher.add(*chunks)
+    assert matcher.covered(chunks, ask(document, skip_tokens=37)) == set(range(37, 64))
 
 
-def test_segments_keep_away_from_opaque_spans(service: MatcherService) -> None:
+def test_segments_keep_away_from_opaque_spans(matcher: Matcher) -> None:
     document = text(1, 96)
     chunks = document_chunks(document)
-    publish(service, *chunks)
+    matcher.add(*chunks)
     span = pb.OpaqueSpan(offset=40, length=4, digest=b"x" * 32)
     request = ask(document, opaque_spans=[span])
-    assert covered(service, chunks, request) == set(range(40)) | set(range(44, 96))
-    assert reasons(service, request) == {"OPAQUE_SPAN": 4}
+    assert matcher.covered(chunks, request) == set(range(40)) | set(range(44, 96))
+    assert matcher.reasons(request) == {"OPAQUE_SPAN": 4}
 
 
-def test_what_is_not_matchable_or_blended_is_never_offered(service: MatcherService) -> None:
+def test_what_is_not_matchable_or_blended_is_never_offered(matcher: Matcher) -> None:
     document = text(1, 48)
-    publish(
-        service,
+    matcher.add(
         *document_chunks(document, "image", matchable=False),
         *document_chunks(document, "blended", domain=pb.DOMAIN_BLENDED),
     )
-    assert reasons(service, ask(document)) == {"UNKNOWN_TEXT": 48}
+    assert matcher.reasons(ask(document)) == {"UNKNOWN_TEXT": 48}
 
 
-def test_case_67_every_way_to_find_nothing_has_its_reason(service: MatcherService) -> None:
+def test_case_67_every_way_to_find_nothing_has_its_reason(matcher: Matcher) -> None:
     document = text(1, 48)
-    assert reasons(service, ask(document)) == {"NOTHING_STORED": 48}
-    publish(service, *document_chunks(document, context_class=pb.CONTEXT_CLASS_IN_PROMPT))
-    assert reasons(service, ask(document)) == {"CONTEXT_CLASS_NOT_ALLOWED": 48}
-    assert reasons(service, ask(document, context_classes=BOTH)) == {}
-    assert reasons(service, ask(text(2, 40))) == {"UNKNOWN_TEXT": 40}
-    assert reasons(service, ask(text(2, 15))) == {"TOO_SHORT": 15}
-    assert reasons(service, ask(document, space_id=b"t" * 16)) == {"NOTHING_STORED": 48}
+    assert matcher.reasons(ask(document)) == {"NOTHING_STORED": 48}
+    matcher.add(*document_chunks(document, context_class=pb.CONTEXT_CLASS_IN_PROMPT))
+    assert matcher.reasons(ask(document)) == {"CONTEXT_CLASS_NOT_ALLOWED": 48}
+    assert matcher.reasons(ask(document, context_classes=EVERY_CLASS)) == {}
+    assert matcher.reasons(ask(text(2, 40))) == {"UNKNOWN_TEXT": 40}
+    assert matcher.reasons(ask(text(2, 15))) == {"TOO_SHORT": 15}
+    assert matcher.reasons(ask(document, space_id=b"t" * 16)) == {"NOTHING_STORED": 48}
 
 
-def test_case_39_only_what_the_asking_store_can_reach_is_returned(service: MatcherService) -> None:
+def test_a_segment_has_the_worst_class_of_the_chunks_that_it_is_made_of(matcher: Matcher) -> None:
+    document = text(1, 64)
+    chunks = document_chunks(document)
+    worse = document_chunks(document, context_class=pb.CONTEXT_CLASS_IN_PROMPT)
+    mixed = [*worse[:2], *chunks[2:]]
+    matcher.add(*mixed)
+    for skip, context_class in ((0, pb.CONTEXT_CLASS_IN_PROMPT), (32, pb.CONTEXT_CLASS_ALONE)):
+        (segment,) = matcher.segments(ask(document, context_classes=EVERY_CLASS, skip_tokens=skip))
+        assert segment.context_class == context_class
+    # Another store has the same chunks from a better place: what is known of them gets better.
+    matcher.add(*chunks, store="b")
+    assert matcher.segments(ask(document))[0].context_class == pb.CONTEXT_CLASS_ALONE
+
+
+def test_case_39_only_what_the_asking_store_can_reach_is_returned(matcher: Matcher) -> None:
     document = text(1, 48)
     here, elsewhere = document_chunks(document, "here"), document_chunks(document, "elsewhere")
-    publish(service, *here, store="a")
-    publish(service, *elsewhere, store="b")
+    matcher.add(*here, store="a")
+    matcher.add(*elsewhere, store="b")
     for store, name in (("a", "here"), ("b", "elsewhere")):
-        segments = service.Match(ask(document, store=store), CONTEXT).segments
-        assert [segment.document for segment in segments] == [name]
-    assert reasons(service, ask(document, store="c")) == {"UNKNOWN_TEXT": 48}
-    shared = document_chunks(document, "shared", owner=L2_OWNER)
-    publish(service, *shared, store="b", first=4)
-    assert covered(service, shared, ask(document, store="c", l2_id="redis")) == set(range(48))
-    assert reasons(service, ask(document, store="c", l2_id="other")) == {"UNKNOWN_TEXT": 48}
+        assert [segment.document for segment in matcher.segments(ask(document, store=store))] == [name]
+    assert matcher.reasons(ask(document, store="c")) == {"UNKNOWN_TEXT": 48}
+    shared = document_chunks(document, "shared", l2=TIER)
+    matcher.add(*shared, store="b", first=4)
+    assert matcher.covered(shared, ask(document, store="c", l2_id=TIER)) == set(range(48))
+    assert matcher.reasons(ask(document, store="c", l2_id="other")) == {"UNKNOWN_TEXT": 48}
 
 
-def test_case_57_a_newer_epoch_voids_what_the_store_had(service: MatcherService) -> None:
+def test_case_39_tenants_with_the_same_text_get_their_own_chunks_only(matcher: Matcher) -> None:
+    document = text(1, 48)
+    of_tenant = {
+        tenant: document_chunks(document, tenant, space=tenant[0].encode() * 16, tenant=tenant)
+        for tenant in ("first", "second")
+    }
+    for number, chunks in enumerate(of_tenant.values()):
+        matcher.add(*chunks, first=1 + 3 * number)
+    for tenant, chunks in of_tenant.items():
+        request = ask(document, space_id=chunks[0].space)
+        assert [segment.document for segment in matcher.segments(request)] == [tenant]
+        assert matcher.covered(chunks, request) == set(range(48))
+
+
+def test_case_57_a_newer_epoch_voids_what_the_store_had(matcher: Matcher) -> None:
     document = text(1, 48)
     chunks = document_chunks(document)
-    publish(service, *chunks)
-    publish(service, *chunks[:1], epoch=2)
-    assert reasons(service, ask(document, epoch=1)) == {"UNKNOWN_TEXT": 48}
-    assert covered(service, chunks, ask(document, epoch=2)) == set(range(16))
+    matcher.add(*chunks)
+    matcher.add(*chunks[:1], epoch=2)
+    assert matcher.reasons(ask(document, epoch=1)) == {"UNKNOWN_TEXT": 48}
+    assert matcher.covered(chunks, ask(document, epoch=2)) == set(range(16))
     with pytest.raises(KvblendError) as caught:
-        publish(service, *chunks, epoch=1)
+        matcher.add(*chunks, epoch=1)
     assert caught.value.reason == "STALE_EPOCH"
 
 
-def test_case_40_what_is_removed_is_gone_and_a_copy_elsewhere_stays(service: MatcherService) -> None:
+def test_case_40_what_is_removed_is_gone_and_a_copy_elsewhere_stays(matcher: Matcher) -> None:
     document = text(1, 32)
     one, two = document_chunks(document, "one"), document_chunks(document, "two")
-    publish(service, *one, *two)
-    service.Publish(page([removed(chunk) for chunk in one], first=5), CONTEXT)
-    segments = service.Match(ask(document), CONTEXT).segments
-    assert {segment.document for segment in segments} == {"two"}
-    service.Publish(page([removed(chunk) for chunk in two], first=7), CONTEXT)
-    assert reasons(service, ask(document)) == {"NOTHING_STORED": 32}
-    assert service.GetMatcherStats(matcher_pb2.GetMatcherStatsRequest(), CONTEXT).spaces == []
-
-
-def test_a_report_of_absence_does_not_remove_what_was_added_again(service: MatcherService) -> None:
-    document = text(1, 16)
-    (chunk,) = document_chunks(document)
-    publish(service, chunk)
-    publish(service, chunk, first=2)
-    service.Publish(page([removed(chunk, seen_sequence=1)], first=3), CONTEXT)
-    assert covered(service, [chunk], ask(document)) == set(range(16))
-    service.Publish(page([removed(chunk, seen_sequence=2)], first=4), CONTEXT)
-    assert reasons(service, ask(document)) == {"NOTHING_STORED": 16}
-
-
-def test_repeats_are_ignored_and_a_gap_asks_for_a_reset(service: MatcherService) -> None:
-    chunks = document_chunks(text(1, 64))
-    assert publish(service, *chunks[:2]).applied_sequence == 2
-    assert publish(service, *chunks[:3]).applied_sequence == 3
-    gap = publish(service, chunks[3], first=9)
-    assert (gap.needs_reset, gap.applied_sequence) == (True, 3)
-    unknown = publish(service, chunks[0], store="new", first=5)
-    assert unknown.needs_reset
-    assert not publish(service, *chunks, first=100, reset=True).needs_reset
-    assert service.Match(ask(text(1, 64)), CONTEXT).applied[0].sequence == 103
-
-
-def test_at_least_waits_and_then_says_that_it_is_behind(service: MatcherService) -> None:
-    publish(service, *document_chunks(text(1, 16)))
-    short: Any = SimpleNamespace(time_remaining=lambda: 0.05)
-    behind = pb.StreamPosition(store="a", epoch=1, sequence=2)
-    with pytest.raises(KvblendError) as caught:
-        service.Match(ask(text(1, 16), at_least=[behind]), short)
-    assert caught.value.reason == "NOT_CAUGHT_UP"
-    reached = pb.StreamPosition(store="a", epoch=1, sequence=1)
-    assert service.Match(ask(text(1, 16), at_least=[reached]), short).segments
-
-
-def test_a_late_answer_says_how_far_it_got(service: MatcherService) -> None:
-    publish(service, *document_chunks(text(1, 16)))
-    none_left: Any = SimpleNamespace(time_remaining=lambda: 0.0)
-    answer = service.Match(ask(text(1, 16)), none_left)
-    assert answer.scanned_tokens == 0
-    assert [s.reason for s in answer.shortfalls] == [pb.REASON_DEADLINE]
-
-
-def test_scores_tell_what_each_store_could_serve(service: MatcherService) -> None:
-    prompt = text(1, 64)
-    exact = document_chunks(prompt, domain=pb.DOMAIN_EXACT, context_class=pb.CONTEXT_CLASS_IN_PROMPT)
-    segments = document_chunks(prompt[32:], "segment")
-    publish(service, *exact[:2], store="a")
-    publish(service, *segments, store="b")
-    answer = service.Score(
-        matcher_pb2.ScoreRequest(
-            space_id=SPACE,
-            tokens=ask(prompt).tokens,
-            chain_hashes=b"".join(chunk.chain_hash for chunk in exact),
-            chunk_tokens=CHUNK,
-        ),
-        CONTEXT,
-    )
-    assert [(s.store, s.prefix_tokens, s.anywhere_tokens) for s in answer.stores] == [("a", 32, 32), ("b", 0, 32)]
+    matcher.add(*one, *two)
+    matcher.publish(Removed(one), first=5)
+    assert {segment.document for segment in matcher.segments(ask(document))} == {"two"}
+    matcher.publish(Removed(two), first=7)
+    answer = matcher.match(ask(document))
+    assert (answer.candidates, segments_of(answer)) == (0, [])
+    assert matcher.reasons(ask(document)) == {"NOTHING_STORED": 32}
+    assert list(matcher.stats.spaces) == []
+    matcher.add(*one, first=9)
+    assert matcher.covered(one, ask(document)) == set(range(32))
 
 
 @pytest.mark.parametrize(
-    ("request_", "reason"),
-    [
-        (ask([]), "EMPTY_PROMPT"),
-        (matcher_pb2.MatchRequest(space_id=SPACE, tokens=b"12345"), "INVALID_TOKENS"),
-        (ask(range(20), space_id=b"short"), "INVALID_ARGUMENT"),
-        (ask(range(20), skip_tokens=21), "INVALID_ARGUMENT"),
-        (ask(range(20), opaque_spans=[pb.OpaqueSpan(offset=19, length=5, digest=b"x" * 32)]), "INVALID_ARGUMENT"),
-    ],
+    "scope",
+    [{}, {"space": b"s" * 16}, {"tenant": "t"}, {"tenant": "t", "document": "doc"}, {"document": "doc"}],
+    ids=["all", "space", "tenant", "tenant's document", "document"],
 )
-def test_bad_queries_are_typed_errors(service: MatcherService, request_: matcher_pb2.MatchRequest, reason: str) -> None:
-    with pytest.raises(KvblendError) as caught:
-        service.Match(request_, CONTEXT)
-    assert caught.value.reason == reason
+def test_case_40_what_is_cleared_has_no_candidates_and_the_rest_is_still_there(
+    matcher: Matcher, scope: dict[str, object]
+) -> None:
+    document, other = text(1, 48), text(2, 48)
+    cleared = document_chunks(document, "doc", tenant="t")
+    kept = document_chunks(other, "kept", space=b"u" * 16, tenant="u")
+    matcher.add(*cleared, *kept)
+    matcher.add(*document_chunks(document, "doc", tenant="t"), store="b")
+    matcher.publish(Cleared(**scope), first=7)
+    assert matcher.segments(ask(document)) == []
+    assert matcher.covered(cleared, ask(document, store="b")) == set(range(48))
+    assert len(matcher.segments(ask(other, space_id=b"u" * 16))) == (1 if scope else 0)
+    matcher.publish(Cleared(**scope), store="b", first=4)
+    answer = matcher.match(ask(document, store="b"))
+    assert (answer.candidates, answer.verified) == (0, 0)
+    assert matcher.stats.refused == matcher.stats.candidates - matcher.stats.verified
 
 
-def test_a_bad_page_changes_nothing(service: MatcherService) -> None:
-    good, bad = document_chunks(text(1, 32))
-    bad.chain_hash = b"short"
-    with pytest.raises(KvblendError):
-        publish(service, good, bad)
-    assert reasons(service, ask(text(1, 32))) == {"NOTHING_STORED": 32}
+def test_a_report_of_absence_does_not_remove_what_was_claimed_again(matcher: Matcher) -> None:
+    document = text(1, 16)
+    (chunk,) = document_chunks(document, l2=TIER)
+    matcher.add(chunk)
+    seen = matcher.match(ask(document, l2_id=TIER)).log_position
+    matcher.add(chunk, first=2)
+    matcher.publish(Removed([chunk], seen=seen), store="b")
+    assert matcher.covered([chunk], ask(document, l2_id=TIER)) == set(range(16))
+    seen = matcher.match(ask(document, l2_id=TIER)).log_position
+    matcher.publish(Removed([chunk], seen=seen), first=2, store="b")
+    assert matcher.reasons(ask(document, l2_id=TIER)) == {"NOTHING_STORED": 16}
 
 
-def thue_morse(length: int) -> list[int]:
-    return [bin(n).count("1") & 1 for n in range(length)]
+def test_repeats_and_pages_behind_a_gap_change_nothing(matcher: Matcher) -> None:
+    chunks = document_chunks(text(1, 64))
+    assert matcher.add(*chunks[:2]).durable_sequence == 2
+    assert matcher.add(*chunks[:2]).durable_sequence == 2
+    # Overlaps, and leaves something out.
+    assert matcher.add(*chunks[:3]).durable_sequence == 2
+    assert matcher.add(chunks[3], first=4).durable_sequence == 2
+    assert matcher.add(chunks[0], store="new", first=5).durable_sequence == 0
+    assert matcher.covered(chunks[:2], ask(text(1, 64))) == set(range(32))
+    assert matcher.add(*chunks, first=100, reset=True).durable_sequence == 103
+    assert matcher.covered(chunks, ask(text(1, 64))) == set(range(64))
+    assert [(p.store, p.epoch, p.sequence) for p in matcher.stats.applied] == [("a", 1, 103)]
 
 
-def test_algebraic_patterns_are_told_apart() -> None:
-    service = make_service()
-    pattern = thue_morse(1024)
-    opposite = [1 - bit for bit in pattern]
-    chunks = document_chunks(pattern, chunk_tokens=1024)
-    publish(service, *chunks)
-    assert reasons(service, ask(opposite)) == {"UNKNOWN_TEXT": 1024}
-    assert len(covered(service, chunks, ask(pattern))) == 1024
-
-
-def collision_pairs() -> Iterator[tuple[list[int], list[int]]]:
-    data = json.loads((SHARED_DATA / "collision_pair.json").read_text())
-    for value in data.values():
-        if isinstance(value, dict):
-            arrays = [v for v in value.values() if isinstance(v, list) and len(v) >= 16]
-            if len(arrays) == 2:
-                yield arrays[0], arrays[1]
-    arrays = [v for v in data.values() if isinstance(v, list) and len(v) >= 16]
-    if len(arrays) >= 2:
-        yield arrays[0], arrays[1]
-
-
-@pytest.mark.skipif(not SHARED_DATA.exists(), reason="the shared data folder is absent")
-def test_chunks_that_collide_in_other_systems_are_told_apart(service: MatcherService) -> None:
-    pairs = list(collision_pairs())
-    assert pairs
-    for number, (one, other) in enumerate(pairs):
-        assert one != other
-        size = 1 << (len(one).bit_length() - 1)
-        first, second = (
-            document_chunks(t[:size], f"{number}-{i}", chunk_tokens=size) for i, t in enumerate((one, other))
-        )
-        publish(service, *first, store=f"s{number}")
-        assert not service.Match(ask(other[:size], store=f"s{number}"), CONTEXT).segments
-        publish(service, *second, store=f"s{number}", first=2)
-        for tokens, name in ((one, "0"), (other, "1")):
-            (segment,) = service.Match(ask(tokens[:size], store=f"s{number}"), CONTEXT).segments
-            assert segment.document == f"{number}-{name}"
-
-
-# Few symbols and few documents: chunks repeat, overlap, share beginnings and collide.
-texts = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=60), min_size=1, max_size=4)
-plans = st.tuples(
-    texts, st.data(), st.integers(0, 40), st.sampled_from([(1 << 62) - 1, 0b1]), st.sets(st.integers(0, 15), max_size=6)
-)
-
-
-def compare_with_reference(plan: tuple[Any, ...]) -> None:
-    documents, data, skip, keep, dropped = plan
-    service = make_service(keep)
-    chunks = [c for n, tokens in enumerate(documents) for c in document_chunks(tokens, f"d{n}")]
-    publish(service, *chunks)
-    gone = [chunks[n] for n in sorted(dropped) if n < len(chunks)]
-    if gone:
-        service.Publish(page([removed(chunk) for chunk in gone], first=len(chunks) + 1), CONTEXT)
-    left = [chunk for chunk in chunks if chunk not in gone]
-    parts = data.draw(st.lists(st.sampled_from([*documents, [2, 0, 1]]), min_size=1, max_size=5))
-    query = [token for part in parts for token in part]
-    skip = min(skip, len(query))
-    request = ask(query, skip_tokens=skip)
-    answer = service.Match(request, CONTEXT)
-    got = check_answer(request, answer, left)
-    stored = [
-        Chunk(c.chain_hash, c.previous_hash, tuple(np.frombuffer(c.tokens, "<u4")), c.stored_position) for c in left
-    ]
-    want = worth_covering(reachable_tokens(query, stored, skip, CHUNK))
-    assert got <= want
-    # Short pieces between longer ones may be lost, never a piece that is worth a segment by itself.
-    assert worth_covering(want - got) == set()
-
-
-@given(plans)
-def test_every_cover_is_true_and_complete(plan: tuple[Any, ...]) -> None:
-    compare_with_reference(plan)
-
-
-@pytest.mark.parametrize("fault", ["forgets a run", "shifts a run", "trusts the hash"])
-def test_a_broken_matcher_fails_the_comparison(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    inner = matching.best_cover
-
-    def broken(*args: Any) -> Any:
-        return inner(*args)[1:]
-
-    if fault == "forgets a run":
-        monkeypatch.setattr(matching, "best_cover", broken)
-    elif fault == "shifts a run":
-        inner_segment = matching._segment
-
-        def shifted(run: Any) -> pb.Segment:
-            segment = inner_segment(run)
-            segment.stored_position += 1
-            return segment
-
-        monkeypatch.setattr(matching, "_segment", shifted)
-    else:
-        monkeypatch.setattr(matching, "find_occurrences", _hash_only)
-    documents = [[0, 1] * 30, [1] * 20]
-    data: Any = SimpleNamespace(draw=lambda _: [documents[0], [0] * 20])
-    with pytest.raises(AssertionError):
-        compare_with_reference((documents, data, 0, 0b0, set()))
-
-
-def _hash_only(table: Table, text: Text, intervals: list[Interval], reader: Any, is_late: Any) -> Found:
-    """Every entry "occurs" wherever its (fully colliding) fingerprint does: everywhere."""
-    del reader, is_late
-    (low, high) = intervals[0]
-    every = sorted(
-        (at << 32 | entry.id, entry.length)
-        for entry in table.by_id.values()
-        for at in range(low, high - entry.length + 1)
-        if entry.window
-    )
-    keys = np.array([key for key, _ in every], dtype=np.int64)
-    agreed = np.array([length for _, length in every], dtype=np.int32)
-    return Found([Occurrences(low, high, keys, agreed)], len(text.tokens), len(every), len(every))
+def test_neighbours_find_each_other_whichever_comes_first(matcher: Matcher) -> None:
+    document = text(1, 5 * CHUNK)
+    chunks = document_chunks(document)
+    sequence = 1
+    for order in ([4, 2, 0, 3, 1], [1, 0, 2, 4, 3]):
+        matcher.add(*(chunks[number] for number in order), first=sequence)
+        assert len(matcher.segments(ask(document))) == 1
+        # The middle one goes and comes back.
+        matcher.publish(Removed(chunks[2:3]), first=sequence + 5)
+        assert len(matcher.segments(ask(document))) == 2
+        matcher.add(chunks[2], first=sequence + 6)
+        assert len(matcher.segments(ask(document))) == 1
+        matcher.publish(Cleared(), first=sequence + 7)
+        sequence += 8

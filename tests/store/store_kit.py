@@ -15,6 +15,7 @@ from services.common.logs import configure_logs
 from services.common.tokens import encode_u32
 from services.store.admission import cut, wishes_of
 from services.store.arena import Arena
+from services.store.changes import Added, Change, Cleared
 from services.store.leases import HolderKey
 from services.store.matchers import Client
 from services.store.parts import Parts, compose, make_state
@@ -72,38 +73,60 @@ class FakeClock:
 
 
 class Outbox:
-    """Remembers what the matchers would be told."""
+    """Remembers what the matchers would be told; the log has it at once."""
 
     def __init__(self) -> None:
-        self.events: list[matcher_pb2.ChunkAdded | matcher_pb2.ChunkRemoved] = []
+        self.changes: list[Change] = []
 
-    def added(self, event: matcher_pb2.ChunkAdded) -> int:
-        self.events.append(event)
-        return len(self.events)
-
-    def removed(self, event: matcher_pb2.ChunkRemoved) -> int:
-        self.events.append(event)
-        return len(self.events)
+    def append(self, change: Change) -> int:
+        self.changes.append(change)
+        return len(self.changes)
 
     def position(self) -> pb.StreamPosition:
-        return pb.StreamPosition(store="test", epoch=1, sequence=len(self.events))
+        return pb.StreamPosition(store="test", epoch=1, sequence=len(self.changes))
 
-    def wait_applied(self, sequence: int, timeout: float) -> bool:
-        return sequence <= len(self.events) and timeout >= 0
+    def durable_position(self) -> pb.StreamPosition:
+        return self.position()
+
+    def wait_durable(self, sequence: int, timeout: float) -> bool:
+        return sequence <= len(self.changes) and timeout >= 0
 
     def depth(self) -> int:
         return 0
 
-    def held(self) -> set[tuple[int, bytes, int]]:
-        """(owner kind, chain hash, domain) after all events."""
-        now: set[tuple[int, bytes, int]] = set()
-        for event in self.events:
-            name = (event.owner.kind, event.chain_hash, event.domain)
-            if isinstance(event, matcher_pb2.ChunkAdded):
-                now.add(name)
+    def trouble(self) -> str:
+        return ""
+
+    def held(self) -> set[tuple[str, bytes, int]]:
+        """(owner, chain hash, domain) after all changes."""
+        now: dict[tuple[str, bytes, int], Added] = {}
+        for change in self.changes:
+            if isinstance(change, Cleared):
+                now = {name: added for name, added in now.items() if not change.covers(added)}
+                continue
+            name = (change.owner, change.key.chain_hash, change.key.domain)
+            if isinstance(change, Added):
+                now[name] = change
             else:
-                now.discard(name)
-        return now
+                now.pop(name, None)
+        return set(now)
+
+
+def columns_of(segments: Sequence[pb.Segment]) -> matcher_pb2.SegmentColumns:
+    """The segments as a matcher's answer has them."""
+    return matcher_pb2.SegmentColumns(
+        query_positions=encode_u32([item.query_position for item in segments]),
+        stored_positions=encode_u32([item.stored_position for item in segments]),
+        lengths=encode_u32([item.length for item in segments]),
+        skip_tokens=encode_u32([item.skip_tokens for item in segments]),
+        domains=bytes(item.domain for item in segments),
+        context_classes=bytes(item.context_class for item in segments),
+        document_indexes=encode_u32(range(len(segments))),
+        documents=[item.document for item in segments],
+        chunk_counts=encode_u32([len(item.chunk_lengths) // 4 for item in segments]),
+        chain_hashes=b"".join(item.chain_hashes for item in segments),
+        chunk_lengths=b"".join(item.chunk_lengths for item in segments),
+    )
 
 
 @dataclass
@@ -112,14 +135,18 @@ class FakeMatcher:
 
     segments: list[pb.Segment] = field(default_factory=list)
     error: KvblendError | None = None
+    # Of a request for certain positions.
+    behind: KvblendError | None = None
+    log_position: int = 1
     requests: list[matcher_pb2.MatchRequest] = field(default_factory=list)
 
     def match(self, request: matcher_pb2.MatchRequest, timeout: float) -> matcher_pb2.MatchResponse:
         del timeout
         self.requests.append(request)
-        if self.error:
-            raise self.error
-        return matcher_pb2.MatchResponse(segments=self.segments)
+        error = self.error or (self.behind if request.at_least else None)
+        if error:
+            raise error
+        return matcher_pb2.MatchResponse(segments=columns_of(self.segments), log_position=self.log_position)
 
     def score(self, request: matcher_pb2.ScoreRequest, timeout: float) -> matcher_pb2.ScoreResponse:
         del request, timeout
@@ -175,8 +202,7 @@ class LocalStore:
         self.outbox = Outbox()
         self.arena = Arena(directory, pages * 4096, pages * 4096 // slabs)
         state, writes, sessions = make_state(self.settings, self.arena, self.time.clock(), tier.tier_id if tier else "")
-        clients = [matcher] if matcher else []
-        self.parts: Parts = compose(self.settings, self.arena, state, writes, sessions, self.outbox, clients, tier)
+        self.parts: Parts = compose(self.settings, self.arena, state, writes, sessions, self.outbox, matcher, tier)
         self.state, self.writes, self.lookups = state, writes, self.parts.lookups
         if self.parts.l2:
             self.parts.l2.start()
@@ -269,6 +295,7 @@ class LocalStore:
         classes: Sequence[int] = (),
         remaining: float = 5.0,
         prefill: int = 0,
+        at_least: Sequence[pb.StreamPosition] = (),
     ) -> "Found":
         message = store_pb2.LookupRequest(
             tokens=encode_u32(tokens),
@@ -278,7 +305,7 @@ class LocalStore:
             prefill_tokens_per_second=prefill,
         )
         holder = HolderKey(session, request, attempt, rank)
-        responses = list(self.lookups.run(make_query(message, space), holder, [], remaining))
+        responses = list(self.lookups.run(make_query(message, space), holder, at_least, remaining))
         found = Found(space, holder, [item for part in responses for item in part.objects], responses[-1].summary)
         assert found.total() == len(tokens), "prefix, segments and shortfalls must add up"
         for item in found.objects:

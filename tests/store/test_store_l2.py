@@ -10,10 +10,11 @@ from store_kit import CHUNK, SESSION, FakeMatcher, LocalStore, model_space, text
 from test_store_lookup import segment_of
 
 from kvblend.v1 import common_pb2 as pb
-from kvblend.v1 import matcher_pb2, object_pb2, store_pb2
+from kvblend.v1 import object_pb2, store_pb2
 from services.common.errors import KvblendError
+from services.store.changes import STORE_OWNER, Cleared, Removed
 from services.store.clearing import clear
-from services.store.objects import ObjectKey
+from services.store.objects import ChunkKey, ObjectKey
 from services.store.tiers.base import TierHealth
 
 
@@ -94,7 +95,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def in_l2(store: LocalStore, chunks: int) -> Callable[[], bool]:
-    return lambda: sum(kind == matcher_pb2.OWNER_KIND_L2 for kind, *_ in store.outbox.held()) == chunks
+    return lambda: sum(owner == MemoryTier.tier_id for owner, *_ in store.outbox.held()) == chunks
 
 
 def empty_arena(store: LocalStore) -> None:
@@ -199,6 +200,47 @@ def test_what_is_cleared_leaves_l2_and_does_not_come_back(store: LocalStore, tie
     assert (cleared.removed_chunks, cleared.removed_l2_chunks) == (0, 1)
     assert {key.chunk.space_id for key in tier.objects} == {theirs.space_id}
     assert in_l2(store, 1)()
+    assert store.outbox.changes[-1] == Cleared("memory", tenant="a"), "also what the tier had lost before"
+
+
+@pytest.mark.parametrize(
+    ("scope", "told"),
+    [
+        (pb.ClearScope(everything=True), Cleared("memory")),
+        (pb.ClearScope(space_id=b"s" * 16), Cleared("memory", space_id=b"s" * 16)),
+        (
+            pb.ClearScope(document=pb.DocumentScope(tenant="a", document="d")),
+            Cleared("memory", tenant="a", document="d"),
+        ),
+    ],
+)
+def test_case_40_matchers_hear_of_every_clearing_of_l2(store: LocalStore, scope: pb.ClearScope, told: Cleared) -> None:
+    """L2 claims of chunks that this store does not have would stay else."""
+    clear(store.state, store.writes, store.parts.l2, scope, False, 1.0)
+    assert store.outbox.changes == [told]
+
+
+def test_a_document_that_l2_knows_by_another_name_than_matchers_do_goes_chunk_by_chunk(store: LocalStore) -> None:
+    space = store.space(tenant="a")
+    granted = store.put(space, text(1, CHUNK), document="d")
+    until(in_l2(store, 1))
+    empty_arena(store)
+    scope = pb.ClearScope(document=pb.DocumentScope(tenant="a", document="d"))
+    clear(store.state, store.writes, store.parts.l2, scope, False, 1.0)
+    key = ChunkKey(space.space_id, pb.DOMAIN_SEGMENT, granted.chunks[0].chain_hash)
+    assert store.outbox.changes[-1] == Removed(key, "memory")
+
+
+def test_a_leased_chunk_that_outlives_a_clearing_is_not_claimed_for_l2_again(store: LocalStore) -> None:
+    space, prompt = store.space(), text(1, CHUNK)
+    store.put(space, prompt)
+    until(in_l2(store, 1))
+    assert {added.owner for added in store.state.snapshot()} == {STORE_OWNER, "memory"}
+    store.lookup(space, [*prompt, 1])
+    cleared = clear(store.state, store.writes, store.parts.l2, pb.ClearScope(everything=True), False, 1.0)
+    assert (cleared.kept_leased_chunks, cleared.removed_l2_chunks) == (1, 1)
+    assert {added.owner for added in store.state.snapshot()} == {STORE_OWNER}
+    assert {owner for owner, *_ in store.outbox.held()} == {STORE_OWNER}
 
 
 def test_a_fetch_that_a_clear_overtakes_comes_to_nothing(store: LocalStore, tier: MemoryTier) -> None:
@@ -231,6 +273,7 @@ def test_clearing_says_so_if_l2_cannot_be_cleared(store: LocalStore, tier: Memor
     tier.down = True
     with pytest.raises(KvblendError, match="L2_UNAVAILABLE"):
         clear(store.state, store.writes, store.parts.l2, pb.ClearScope(everything=True), False, 1.0)
+    assert store.outbox.changes == [], "matchers hear of it when it is done"
 
 
 def test_fetching_that_is_slower_than_computing_is_not_done(store: LocalStore) -> None:
@@ -254,8 +297,12 @@ def test_what_l2_lost_is_taken_off_the_matchers_table(
     empty_arena(store)
     tier.objects.clear()
     matcher.segments = [segment_of(space, document, 0)]
+    matcher.log_position = 77
+    before = len(store.outbox.changes)
     assert store.lookup(space, [*document, 1], want_segments=True).segment_tokens == 0
     until(in_l2(store, 0))
+    key = ChunkKey(space.space_id, pb.DOMAIN_SEGMENT, matcher.segments[0].chain_hashes)
+    assert store.outbox.changes[before:] == [Removed(key, STORE_OWNER), Removed(key, "memory", seen_position=77)]
 
 
 def test_a_tier_that_is_down_is_not_taken_for_an_empty_one(

@@ -12,6 +12,7 @@ from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import store_pb2
 from services.common.arena_format import BlockState, SessionFile, open_catalog
 from services.common.errors import KvblendError
+from services.store.changes import Removed
 from services.store.clearing import clear, validate_scope
 from services.store.keeping import copies_stopped
 
@@ -165,7 +166,7 @@ def test_case_32_ten_times_the_capacity_leaves_the_latest(store: LocalStore) -> 
     for seed in range(640 - 50, 640):
         assert store.lookup(space, [*text(seed, CHUNK), 1], request=str(seed)).prefix == CHUNK
         store.lookups.end_request(SESSION, str(seed))
-    gone = [event for event in store.outbox.events if not hasattr(event, "tokens")]
+    gone = [change for change in store.outbox.changes if isinstance(change, Removed)]
     assert len(gone) == store.state.stats.get("evicted_chunks")
     assert len(store.outbox.held()) == len(store.state.catalog)
 

@@ -124,14 +124,14 @@ def test_segments_are_served_only_as_far_as_their_chunks_are_here(shm_dir: Path)
     middle = next(chunk for chunk in store.state.catalog if chunk.key.chain_hash == granted.chunks[1].chain_hash)
     with store.state.lock:
         store.state.remove(middle, pb.REASON_EVICTED)
-    before = len(store.outbox.events)
+    before = len(store.outbox.changes)
     found = store.lookup(space, query, request="again", want_segments=True)
     assert [(item.query_position, item.stored_position, item.length) for item in found.summary.segments] == [
         (8, 0, CHUNK),
         (8 + 2 * CHUNK, 2 * CHUNK, CHUNK),
     ]
     assert found.reasons()[pb.REASON_EVICTED] == CHUNK
-    assert [event.chain_hash for event in store.outbox.events[before:]] == [granted.chunks[1].chain_hash]
+    assert [change.key.chain_hash for change in store.outbox.changes[before:]] == [granted.chunks[1].chain_hash]
     store.close()
 
 
@@ -150,7 +150,13 @@ def test_a_matcher_that_claims_other_tokens_is_not_believed(shm_dir: Path) -> No
 
 @pytest.mark.parametrize(
     "nonsense",
-    [{"chain_hashes": b"short"}, {"query_position": 10_000}, {"chunk_lengths": b"odd"}, {"domain": pb.DOMAIN_BLENDED}],
+    [
+        {"chain_hashes": b"short"},
+        {"query_position": 10_000},
+        {"chunk_lengths": b"odd"},
+        {"length": 3},
+        {"domain": pb.DOMAIN_BLENDED},
+    ],
 )
 def test_nonsense_from_a_matcher_is_ignored(shm_dir: Path, nonsense: dict[str, object]) -> None:
     matcher = FakeMatcher()
@@ -162,6 +168,43 @@ def test_nonsense_from_a_matcher_is_ignored(shm_dir: Path, nonsense: dict[str, o
         setattr(segment, name, value)
     matcher.segments = [segment]
     assert store.lookup(space, [*document, 1], want_segments=True).segment_tokens == 0
+    store.close()
+
+
+def test_a_lookup_asks_for_all_that_the_log_has_of_this_store(shm_dir: Path) -> None:
+    matcher = FakeMatcher()
+    store = LocalStore(shm_dir, matcher=matcher)
+    space = store.space()
+    store.lookup(space, text(1, 9), want_segments=True)
+    assert not matcher.requests[0].at_least, "there is nothing to wait for"
+    store.put(space, text(1, 2 * CHUNK))
+    other = pb.StreamPosition(store="other", epoch=7, sequence=5)
+    own = pb.StreamPosition(store="test", epoch=1, sequence=2)
+    ahead = pb.StreamPosition(store="test", epoch=1, sequence=9)
+    store.lookup(space, text(2, 9), request="b", want_segments=True, at_least=[ahead, other])
+    assert list(matcher.requests[1].at_least) == [other, own], "of its own no more than the log has"
+    store.close()
+
+
+def test_case_38_a_matcher_that_lags_is_asked_again_for_what_it_knows(shm_dir: Path) -> None:
+    matcher = FakeMatcher(behind=KvblendError("NOT_CAUGHT_UP", "the log is away"))
+    store = LocalStore(shm_dir, matcher=matcher)
+    space, document = store.space(), text(1, 2 * CHUNK)
+    store.put(space, document, document="d")
+    matcher.segments = [segment_of(space, document, 3)]
+    assert store.lookup(space, [*text(2, 3), *document, 1], want_segments=True).segment_tokens == 2 * CHUNK
+    assert [bool(request.at_least) for request in matcher.requests] == [True, False]
+    assert matcher.requests[0].tokens == matcher.requests[1].tokens
+    store.close()
+
+
+def test_a_question_that_is_refused_is_not_asked_again(shm_dir: Path) -> None:
+    matcher = FakeMatcher(behind=KvblendError("INVALID_TOKENS", "no"))
+    store = LocalStore(shm_dir, matcher=matcher)
+    store.put(store.space(), text(1, CHUNK))
+    found = store.lookup(store.space(), text(2, 9), want_segments=True)
+    assert found.reasons()[pb.REASON_MATCHER_UNAVAILABLE] == 8
+    assert len(matcher.requests) == 1
     store.close()
 
 
@@ -245,11 +288,11 @@ def test_a_chunk_counts_only_with_every_rank_and_group(shm_dir: Path) -> None:
     store.commit(first)
     half = store.lookup(space, [*prompt, 1])
     assert (half.prefix, half.reasons()[pb.REASON_INCOMPLETE_RANKS]) == (0, CHUNK)
-    assert not store.outbox.events
+    assert not store.outbox.changes
     second = store.reserve(space, prompt, rank=1)
     store.write(second)
     store.commit(second)
-    assert len(store.outbox.events) == 1
+    assert len(store.outbox.changes) == 1
     for rank in (0, 1):
         session = (SESSION, OTHER_SESSION)[rank]
         found = store.lookup(space, [*prompt, 1], request="r2", rank=rank, session=session)

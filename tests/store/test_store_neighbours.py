@@ -22,7 +22,7 @@ class MatcherProcess:
     def __init__(self, directory: Path) -> None:
         self.target = f"unix:{directory}/matcher.sock"
         self._command = [sys.executable, "-m", "services.matcher", "--listen", self.target, "--log-level", "error"]
-        self._command += ["--drain-seconds", "0", "--grace-seconds", "0.2"]
+        self._command += ["--drain-seconds", "0", "--grace-seconds", "0.2", "--log", f"sqlite:{directory}/log.db"]
         self.process = subprocess.Popen(self._command)
 
     def restart(self) -> None:

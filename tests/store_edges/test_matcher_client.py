@@ -1,4 +1,4 @@
-"""MatcherClient against a real gRPC server that answers, refuses, hangs, or is not there."""
+"""MatcherClient against real gRPC servers that answer, refuse, hang, are not ready, or are not there."""
 
 import threading
 import time
@@ -10,11 +10,16 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import matcher_pb2, matcher_pb2_grpc
+from services.common.channels import target_of
+from services.common.config import load_settings
 from services.common.errors import KvblendError, abort
 from services.store.matcher_client import MatcherClient
+from services.store.matchers import Matchers
+from services.store.settings import StoreSettings
 
 ASK = matcher_pb2.MatchRequest(space_id=b"s" * 16, tokens=bytes(64), store="store-a")
 
@@ -24,7 +29,16 @@ class Matcher(matcher_pb2_grpc.MatcherServiceServicer):
         self.refusal: KvblendError | None = None
         self.hanging = threading.Event()
         self.released = threading.Event()
+        # Whoever asks for a position waits.
+        self.behind = False
         self.pings = 0
+        self.matches = 0
+        self.health = health.HealthServicer()
+        self.ready(True)
+
+    def ready(self, ready: bool) -> None:
+        state = health_pb2.HealthCheckResponse
+        self.health.set("readiness", state.SERVING if ready else state.NOT_SERVING)
 
     def _go(self, context: Any) -> None:
         if self.hanging.is_set():
@@ -33,6 +47,9 @@ class Matcher(matcher_pb2_grpc.MatcherServiceServicer):
             abort(context, self.refusal)
 
     def Match(self, request: matcher_pb2.MatchRequest, context: Any) -> matcher_pb2.MatchResponse:
+        self.matches += 1
+        if self.behind and request.at_least:
+            self.released.wait(60)
         self._go(context)
         return matcher_pb2.MatchResponse(scanned_tokens=len(request.tokens) // 4)
 
@@ -48,8 +65,9 @@ class Matcher(matcher_pb2_grpc.MatcherServiceServicer):
 
 @contextmanager
 def serving(matcher: Matcher, target: str) -> Iterator[None]:
-    server = grpc.server(futures.ThreadPoolExecutor(4))
+    server = grpc.server(futures.ThreadPoolExecutor(4), options=[("grpc.max_receive_message_length", 16 << 20)])
     matcher_pb2_grpc.add_MatcherServiceServicer_to_server(matcher, server)
+    health_pb2_grpc.add_HealthServicer_to_server(matcher.health, server)
     server.add_insecure_port(target)
     server.start()
     try:
@@ -159,3 +177,89 @@ def test_after_close_calls_are_refused(matcher: Matcher, target: str) -> None:
         client.match(ASK, 20)
         client.close()
         assert refused(lambda: client.match(ASK, 20)).reason == "MATCHER_UNAVAILABLE"
+
+
+@pytest.fixture
+def replicas(shm_dir: Path) -> Iterator[tuple[MatcherClient, Matcher, Matcher]]:
+    """Two, and a client of both that knows them."""
+    one, two = Matcher(), Matcher()
+    addresses = [f"unix:{shm_dir}/{number}.sock" for number in (1, 2)]
+    with serving(one, addresses[0]), serving(two, addresses[1]):
+        client = MatcherClient(target_of(",".join(addresses)))
+        eventually(lambda: client.match(ASK, 20).scanned_tokens > 0 and one.matches > 0 and two.matches > 0)
+        yield client, one, two
+        client.close()
+
+
+def asked(client: MatcherClient, *replicas: Matcher, calls: int = 20, tokens: int = 16) -> list[int]:
+    """How many of the calls each replica took."""
+    before = [replica.matches for replica in replicas]
+    for _ in range(calls):
+        assert client.match(matcher_pb2.MatchRequest(tokens=bytes(4 * tokens)), 20).scanned_tokens == tokens
+    return [replica.matches - count for replica, count in zip(replicas, before, strict=True)]
+
+
+def test_replicas_take_turns(replicas: tuple[MatcherClient, Matcher, Matcher]) -> None:
+    assert asked(*replicas) == [10, 10]
+
+
+def test_a_replica_that_is_not_ready_gets_no_calls(replicas: tuple[MatcherClient, Matcher, Matcher]) -> None:
+    client, one, two = replicas
+    one.ready(False)
+    eventually(lambda: asked(client, one, two) == [0, 20])
+    one.ready(True)
+    eventually(lambda: asked(client, one, two) == [10, 10])
+
+
+def test_with_no_replica_ready_the_answer_comes_at_once(replicas: tuple[MatcherClient, Matcher, Matcher]) -> None:
+    client, one, two = replicas
+    one.ready(False)
+    two.ready(False)
+
+    def unavailable() -> bool:
+        try:
+            client.match(ASK, 20)
+        except KvblendError as error:
+            return error.reason == "MATCHER_UNAVAILABLE" and "no answer within" not in error.message
+        return False
+
+    eventually(unavailable)
+    assert not client.ready()[0]
+
+
+@pytest.mark.parametrize(("reason", "tokens"), [("NOT_CAUGHT_UP", 16), ("NOT_READY", 128 << 10)])
+def test_what_one_replica_cannot_answer_another_does(
+    replicas: tuple[MatcherClient, Matcher, Matcher], reason: str, tokens: int
+) -> None:
+    client, one, two = replicas
+    one.refusal = KvblendError(reason, "not now")
+    assert asked(client, one, two, calls=4, tokens=tokens)[1] == 4
+
+
+def test_a_replica_that_dies_costs_no_call(shm_dir: Path) -> None:
+    one, two = Matcher(), Matcher()
+    addresses = [f"unix:{shm_dir}/{number}.sock" for number in (1, 2)]
+    client = MatcherClient(target_of(",".join(addresses)))
+    with serving(two, addresses[1]):
+        with serving(one, addresses[0]):
+            eventually(lambda: client.match(ASK, 20).scanned_tokens > 0 and one.matches > 0 and two.matches > 0)
+        assert asked(client, two) == [20]
+        with serving(one, addresses[0]):
+            eventually(lambda: asked(client, one, two)[0] > 0)
+    client.close()
+
+
+def test_case_38_a_matcher_that_hangs_over_a_position_still_leaves_time_for_an_older_answer(
+    matcher: Matcher, target: str, client: MatcherClient
+) -> None:
+    matcher.behind = True
+    with serving(matcher, target):
+        client.match(ASK, 20)
+        ask = matcher_pb2.MatchRequest(tokens=bytes(64), at_least=[pb.StreamPosition(store="a", epoch=1, sequence=9)])
+        assert Matchers(client).match(ask, 2).scanned_tokens == 16
+
+
+def test_case_73_matchers_that_cannot_be_told_apart_are_refused_at_start() -> None:
+    with pytest.raises(SystemExit, match=r"setting matcher = 'one:50051,two:50051' is refused: .*dns:///name:port"):
+        load_settings(StoreSettings, ["--matcher", "one:50051,two:50051"])
+    assert load_settings(StoreSettings, ["--matcher", "10.0.0.1:1,10.0.0.2:2"]).matcher_target.startswith("ipv4:")

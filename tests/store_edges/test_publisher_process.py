@@ -1,4 +1,4 @@
-"""The publisher and the real matcher, as processes: killed, stopped and started again."""
+"""The publisher and the real matcher, as processes: killed, stopped and started again, with their log and without."""
 
 import signal
 import subprocess
@@ -13,16 +13,20 @@ from matcher_model import L2, Catalog, chunk_added
 
 from kvblend.v1 import matcher_pb2, matcher_pb2_grpc
 from services.common.channels import open_channel
+from services.common.errors import reason_of
+from services.store.changes import batches_of
 from services.store.publisher import Publisher
 
 
 class MatcherProcess:
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, log: str) -> None:
         self.target = target
+        self._log = log
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "services.matcher", "--listen", self.target, "--drain-seconds", "0"]
+        command = [sys.executable, "-m", "services.matcher", "--listen", self.target, "--log", self._log]
+        command += ["--drain-seconds", "0"]
         self._process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
 
     def send(self, number: signal.Signals) -> None:
@@ -36,9 +40,9 @@ class MatcherProcess:
             self._process = None
 
 
-@pytest.fixture
-def matcher(shm_dir: Path) -> Iterator[MatcherProcess]:
-    process = MatcherProcess(f"unix:{shm_dir}/matcher.sock")
+@pytest.fixture(params=["memory:", "sqlite:{directory}/log.db"])
+def matcher(request: pytest.FixtureRequest, shm_dir: Path) -> Iterator[MatcherProcess]:
+    process = MatcherProcess(f"unix:{shm_dir}/matcher.sock", request.param.format(directory=shm_dir))
     yield process
     process.kill()
 
@@ -68,10 +72,17 @@ def assert_table_becomes(matcher: MatcherProcess, publisher: Publisher, chunks: 
     pytest.fail(f"it never became {publisher.position()}, {chunks}: {seen}")
 
 
+def assert_chunks_become(matcher: MatcherProcess, chunks: int) -> None:
+    give_up_at = time.monotonic() + 60
+    while sum(space.chunks for space in stats(matcher.target).spaces) != chunks:
+        assert time.monotonic() < give_up_at
+        time.sleep(0.05)
+
+
 def test_case_57_and_58_a_killed_or_stopped_matcher_gets_the_whole_table_back(matcher: MatcherProcess) -> None:
     catalog = Catalog()
-    publisher = Publisher("store-a", 3, [matcher.target], catalog.snapshot, timeout=1, probe_seconds=0.1)
-    catalog.added, catalog.removed = publisher.added, publisher.removed
+    publisher = Publisher("store-a", 3, matcher.target, catalog.snapshot, timeout=1, probe_seconds=0.1)
+    catalog.append = publisher.append
     for number in range(1500):
         catalog.add(number)
     publisher.start()
@@ -94,32 +105,35 @@ def test_case_57_and_58_a_killed_or_stopped_matcher_gets_the_whole_table_back(ma
         time.sleep(2)
         matcher.send(signal.SIGCONT)
         assert_table_becomes(matcher, publisher, 1450)
-        assert publisher.wait_applied(publisher.position().sequence, 30)
+        assert publisher.wait_durable(publisher.position().sequence, 30)
     finally:
         publisher.close()
 
 
-def test_an_empty_page_asks_for_the_position_and_changes_nothing(matcher: MatcherProcess) -> None:
-    """What the publisher's probe relies on."""
+def test_what_the_publisher_relies_on(matcher: MatcherProcess) -> None:
+    """An empty page asks and changes nothing; what does not follow changes nothing; a reset starts anywhere behind."""
     matcher.start()
     with open_channel(matcher.target) as channel:
         stub = matcher_pb2_grpc.MatcherServiceStub(channel)
 
-        def publish(first: int, *numbers: int, reset: bool = False) -> matcher_pb2.PublishResponse:
-            events = [matcher_pb2.ChangeEvent(added=chunk_added(number)) for number in numbers]
+        def publish(first: int, *numbers: int, reset: bool = False, epoch: int = 1) -> int:
+            batches = batches_of([chunk_added(number) for number in numbers])
             answer: matcher_pb2.PublishResponse = stub.Publish(
-                matcher_pb2.PublishRequest(store="s", epoch=1, first_sequence=first, events=events, reset=reset),
+                matcher_pb2.PublishRequest(store="s", epoch=epoch, first_sequence=first, batches=batches, reset=reset),
                 timeout=60,
                 wait_for_ready=True,
             )
-            return answer
+            return answer.durable_sequence
 
-        assert not publish(10, 1, 2, reset=True).needs_reset
-        in_step = publish(12)
-        assert (in_step.applied_sequence, in_step.needs_reset) == (11, False)
-        assert publish(14).needs_reset
-        behind = publish(11)
-        assert (behind.applied_sequence, behind.needs_reset) == (11, False)
-        emptied = publish(20, reset=True)
-        assert (emptied.applied_sequence, emptied.needs_reset) == (19, False)
-    assert sum(space.chunks for space in stats(matcher.target).spaces) == 0
+        assert publish(1) == 0
+        assert publish(10, 1, 2, reset=True) == 11
+        assert publish(12) == publish(14, 5) == publish(11, 2, 3) == publish(10, 1) == 11
+        assert publish(5, 9, reset=True) == 11
+        assert publish(12, 3) == 12
+        assert publish(30, 4, reset=True) == 30
+        assert publish(1, epoch=2) == 0
+        assert publish(1, 5, 6, epoch=2) == 2
+        with pytest.raises(grpc.RpcError) as caught:
+            publish(31, epoch=1)
+        assert reason_of(caught.value) == "STALE_EPOCH"
+    assert_chunks_become(matcher, 2)

@@ -1,0 +1,221 @@
+"""The scan: every position of a query against every window class, block by block.
+
+For each block: terms and prefix sums once; then, for each class in use, fingerprints, filter words, and a look at only
+those windows that the filter lets pass. The steps are loops of their own without branches, so that they are
+vectorised and their cache misses overlap. What a fingerprint leads to is compared token by token.
+"""
+
+import numpy as np
+from numba import njit
+
+from services.matcher.kernels.compare import agreeing
+from services.matcher.kernels.hashing import BLOCK, hash_windows, sum_terms
+from services.matcher.kernels.rows import length_of, reaches, start_of
+from services.matcher.kernels.texts import FILTER_MIX, next_of, shift_for
+from services.matcher.kernels.types import (
+    ENTRY_BITS,
+    ENTRY_MASK,
+    I32,
+    I64,
+    NEXT_SAME,
+    NONE,
+    U8,
+    U32,
+    U64,
+    WORD,
+    Buckets,
+    Hashing,
+    Output,
+    Reader,
+    ReaderColumns,
+)
+
+PAIRS, CANDIDATES, VERIFIED, STOPPED = range(4)
+# Why a scan stopped before its end.
+FULL, BUSY = 1, 2
+# Tokens compared before a scan returns for a look at the clock: some hundred microseconds.
+_COMPARED_AT_MOST = 1 << 20
+# Pairs of a block from which on insertion is not the way to sort them.
+_MANY = 64
+# Tokens in a cache line.
+_LINE = 16
+
+
+@njit(nogil=True, cache=True)
+def _filter(hashes: U32, bits: U32, words: U32, flags: U8) -> None:
+    """flags[i]: whether the filter may know window i."""
+    size = hashes.shape[0]
+    shift = np.uint64(shift_for(len(bits)))
+    for index in range(size):
+        words[index] = bits[np.uint64(hashes[index]) >> shift]
+    for index in range(size):
+        value = hashes[index]
+        mixed = np.uint32(value * FILTER_MIX)
+        word = words[index]
+        flags[index] = np.uint8(
+            (word >> (mixed >> np.uint32(27)))
+            & (word >> ((mixed >> np.uint32(22)) & np.uint32(31)))
+            & (word >> ((mixed >> np.uint32(17)) & np.uint32(31)))
+            & np.uint32(1)
+        )
+
+
+@njit(nogil=True, cache=True)
+def _passed(flags: U64, places: I32) -> int:
+    """Indexes of the flags that are set, eight flags a word."""
+    count = 0
+    for word in range(flags.shape[0]):
+        value = flags[word]
+        if value:
+            for step in range(8):
+                if (value >> np.uint64(8 * step)) & np.uint64(1):
+                    places[count] = 8 * word + step
+                    count += 1
+    return count
+
+
+@njit(nogil=True, cache=True)
+def _known(hashes: U32, places: I32, count: int, buckets: Buckets, found: I32) -> int:
+    """Of windows that passed the filter, keeps in `places` those whose fingerprint is known, and in `found` the first
+    node with it; returns how many.
+
+    Heads are fetched in a loop of their own, so that their cache misses overlap.
+    """
+    heads, nodes = buckets.heads, buckets.nodes
+    shift = shift_for(len(heads))
+    for index in range(count):
+        found[index] = heads[np.int64(hashes[places[index]]) >> shift]
+    kept = 0
+    for index in range(count):
+        place = places[index]
+        node = found[index]
+        while node != NONE and np.uint32(nodes[node, WORD] >> np.uint64(ENTRY_BITS)) != hashes[place]:
+            node = next_of(nodes, node)
+        places[kept] = place
+        found[kept] = node
+        kept += node != NONE
+    return kept
+
+
+@njit(nogil=True, cache=True)
+def _fetch(found: I32, count: int, window: int, nodes: U64, rows: I32, pool: U32, starts: I64) -> None:
+    """Brings the tokens that will be compared into the cache, all at a time instead of one after another."""
+    for index in range(count):
+        starts[index] = start_of(rows, np.int64(nodes[found[index], WORD] & np.uint64(ENTRY_MASK)))
+    seen = np.uint32(0)
+    for index in range(count):
+        start = starts[index]
+        for step in range(0, window, _LINE):
+            seen ^= pool[start + step]
+    starts[count] = seen
+
+
+@njit(nogil=True, cache=True)
+def _collect(
+    tokens: U32, position: int, high: int, window: int, node: int, buckets: Buckets, pool: U32, rows: I32,
+    owners: U32, reader: Reader, out: Output,
+) -> int:  # fmt: skip
+    """Walks a bucket from the first node with the window's fingerprint on.
+
+    Returns the tokens compared, or NONE if the output is full.
+    """
+    nodes, counts = buckets.nodes, out.counts
+    compared = 0
+    value = np.uint32(nodes[node, WORD] >> np.uint64(ENTRY_BITS))
+    while node != NONE:
+        word = nodes[node, WORD]
+        if np.uint32(word >> np.uint64(ENTRY_BITS)) == value:
+            entry = np.int64(word & np.uint64(ENTRY_MASK))
+            limit = min(length_of(rows, entry), high - position)
+            agreed = agreeing(pool, start_of(rows, entry), tokens, position, limit)
+            compared += agreed + 16
+            counts[CANDIDATES] += 1
+            if agreed >= window:
+                counts[VERIFIED] += 1
+                while entry != NONE:
+                    if reaches(rows, owners, entry, reader):
+                        pairs = counts[PAIRS]
+                        if pairs == len(out.keys):
+                            return NONE
+                        out.keys[pairs] = (np.int64(position) << ENTRY_BITS) | entry
+                        out.agreed[pairs] = agreed
+                        counts[PAIRS] = pairs + 1
+                    compared += 1
+                    entry = np.int64(rows[entry, NEXT_SAME])
+        node = next_of(nodes, node)
+    return compared
+
+
+@njit(nogil=True, cache=True)
+def _order(keys: I64, agreed: I32) -> None:
+    """Sorts a block's pairs: each class has found its own in order, few classes have found much."""
+    if len(keys) > _MANY:
+        order = np.argsort(keys)
+        keys[:] = keys[order]
+        agreed[:] = agreed[order]
+        return
+    for index in range(1, len(keys)):
+        key, tokens = keys[index], agreed[index]
+        place = index
+        while place and keys[place - 1] > key:
+            keys[place], agreed[place] = keys[place - 1], agreed[place - 1]
+            place -= 1
+        keys[place], agreed[place] = key, tokens
+
+
+@njit(nogil=True, cache=True)
+def scan(
+    tokens: U32, first: int, last: int, high: int, block: int, windows: tuple[int, ...], indexes: tuple[Buckets, ...],
+    hashing: Hashing, columns: ReaderColumns, reader: Reader, out: Output,
+) -> int:  # fmt: skip
+    """Entries at query positions [first, last), inside query[:high], appended to `out` with keys ascending.
+
+    windows: token counts of the classes, 0 for a class that is not in use; indexes: their buckets.
+    Returns the position reached, where every class is done. Less than `last`: out.counts[STOPPED] says why (FULL:
+    there may be room for no more; BUSY: much was compared, look at the clock). The block at hand is then undone, unless
+    it is of one position.
+    """
+    widest = 0
+    for window in windows:
+        widest = max(widest, window)
+    sums = np.empty(BLOCK + widest + 1, dtype=np.uint64)
+    hashes = np.empty(BLOCK, dtype=np.uint32)
+    words = np.empty(BLOCK, dtype=np.uint32)
+    flags = np.zeros(BLOCK // 8, dtype=np.uint64)
+    places = np.empty(BLOCK, dtype=np.int32)
+    found = np.empty(BLOCK, dtype=np.int32)
+    starts = np.empty(BLOCK + 1, dtype=np.int64)
+    pool, rows, owners, counts = columns.pool, columns.rows, columns.owners, out.counts
+    compared = 0
+    counts[STOPPED] = 0
+    position = first
+    while position < last:
+        size = min(block, last - position)
+        pairs, candidates, verified = counts[PAIRS], counts[CANDIDATES], counts[VERIFIED]
+        sum_terms(tokens[position : min(high, position + size + widest)], hashing, sums)
+        for class_ in range(len(windows)):
+            window = windows[class_]
+            usable = min(size, high - position - window + 1)
+            if window == 0 or usable <= 0:
+                continue
+            buckets = indexes[class_]
+            if usable < BLOCK:
+                flags[:] = np.uint64(0)
+            hash_windows(sums, window, hashing, hashes[:usable])
+            _filter(hashes[:usable], buckets.bits, words, flags.view(np.uint8))
+            known = _known(hashes, places, _passed(flags, places), buckets, found)
+            _fetch(found, known, window, buckets.nodes, rows, pool, starts)
+            for index in range(known):
+                at = position + places[index]
+                more = _collect(tokens, at, high, window, found[index], buckets, pool, rows, owners, reader, out)
+                compared += max(more, 0)
+                if more == NONE or (compared > _COMPARED_AT_MOST and size > 1):
+                    counts[PAIRS], counts[CANDIDATES], counts[VERIFIED] = pairs, candidates, verified
+                    counts[STOPPED] = FULL if more == NONE else BUSY
+                    return position
+        _order(out.keys[pairs : counts[PAIRS]], out.agreed[pairs : counts[PAIRS]])
+        position += size
+        if compared > _COMPARED_AT_MOST:
+            counts[STOPPED] = BUSY
+            break
+    return position

@@ -1,0 +1,188 @@
+"""Real Redis topologies for tests: a server with a replica and Sentinels, and a cluster. Servers are `RedisServer`s."""
+
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import redis
+from redis.crc import key_slot
+from redis_server import RedisServer, find_binary, free_port, redis_server
+
+GIVE_UP_SECONDS = 60.0
+MASTER = "kvblend"
+# Without it a replica gets its data seconds late, and nothing that must be replicated is.
+_REPLICATION = ("--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1")
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    give_up_at = time.monotonic() + GIVE_UP_SECONDS
+    while not condition():
+        assert time.monotonic() < give_up_at, "waited in vain"
+        time.sleep(0.02)
+
+
+@contextmanager
+def client_of(server: RedisServer) -> Iterator[Any]:
+    client = redis.Redis.from_url(server.unix_url, socket_timeout=10)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def port_of(server: RedisServer) -> int:
+    return int(server.tcp_url.rsplit(":", 1)[1].split("/")[0])
+
+
+def info(server: RedisServer, section: str) -> dict[str, Any]:
+    with client_of(server) as client:
+        found: dict[str, Any] = client.info(section)
+        return found
+
+
+def wait_for_replica(replica: RedisServer) -> None:
+    wait_until(lambda: info(replica, "replication").get("master_link_status") == "up")
+
+
+def cut_replication(primary: RedisServer, replica: RedisServer) -> None:
+    """What the primary acknowledges from now on reaches nobody else. The replica stands still until it is thawed."""
+    replica.freeze()
+    with client_of(primary) as client:
+        client.execute_command("CLIENT", "KILL", "TYPE", "replica")
+
+
+@contextmanager
+def primary_with_replica() -> Iterator[tuple[RedisServer, RedisServer]]:
+    with redis_server(*_REPLICATION) as primary:
+        with redis_server(*_REPLICATION, "--replicaof", "127.0.0.1", str(port_of(primary))) as replica:
+            wait_for_replica(replica)
+            yield primary, replica
+
+
+class Sentinel:
+    """One that notices a dead primary in half a second."""
+
+    def __init__(self, directory: Path, primary: RedisServer, quorum: int) -> None:
+        self.port = free_port()
+        config = directory / f"sentinel-{self.port}.conf"
+        config.write_text(
+            f"port {self.port}\nbind 127.0.0.1\ndir {directory}\n"
+            f"sentinel monitor {MASTER} 127.0.0.1 {port_of(primary)} {quorum}\n"
+            f"sentinel down-after-milliseconds {MASTER} 500\nsentinel failover-timeout {MASTER} 3000\n"
+        )
+        command = [find_binary(), str(config), "--sentinel"]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def state(self) -> dict[str, Any]:
+        with redis.Redis(port=self.port, socket_timeout=5) as client:
+            with suppress(redis.RedisError):
+                found: dict[str, Any] = client.sentinel_master(MASTER)
+                return found
+        return {}
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait(GIVE_UP_SECONDS)
+
+
+class SentinelSet:
+    def __init__(self, primary: RedisServer, replica: RedisServer, sentinels: list[Sentinel]) -> None:
+        self.primary = primary
+        self.replica = replica
+        self.sentinels = sentinels
+        hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in sentinels)
+        self.url = f"redis+sentinel://{hosts}/{MASTER}"
+
+    def knows_each_other(self) -> bool:
+        others = len(self.sentinels) - 1
+        states = [sentinel.state() for sentinel in self.sentinels]
+        return all(state.get("num-other-sentinels") == others and state.get("num-slaves") == 1 for state in states)
+
+    def fail_over(self) -> None:
+        """The primary is killed; returns when the replica has its place."""
+        self.primary.kill()
+        self.replica.thaw()
+        wait_until(lambda: info(self.replica, "replication")["role"] == "master")
+
+
+@contextmanager
+def sentinel_set() -> Iterator[SentinelSet]:
+    with ExitStack() as stack:
+        primary, replica = stack.enter_context(primary_with_replica())
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvb-sentinel-")))
+        sentinels = []
+        for _ in range(3):
+            sentinels.append(Sentinel(directory, primary, quorum=2))
+            stack.callback(sentinels[-1].end)
+        found = SentinelSet(primary, replica, sentinels)
+        wait_until(found.knows_each_other)
+        yield found
+
+
+class Cluster:
+    """Three primaries, and a replica of the one that has `key`'s slot."""
+
+    def __init__(self, primaries: list[RedisServer], replica: RedisServer, key: bytes) -> None:
+        self.primaries = primaries
+        self.replica = replica
+        self.owner = primaries[key_slot(key) * 3 // 16384]
+        hosts = ",".join(f"127.0.0.1:{port_of(node)}" for node in (*primaries, replica))
+        self.url = f"redis+cluster://{hosts}"
+
+    @property
+    def nodes(self) -> list[RedisServer]:
+        return [*self.primaries, self.replica]
+
+    def assemble(self, bus_ports: dict[int, int]) -> None:
+        for index, node in enumerate(self.primaries):
+            with client_of(node) as client:
+                slots = [slot for slot in range(16384) if slot * 3 // 16384 == index]
+                client.execute_command("CLUSTER", "ADDSLOTSRANGE", slots[0], slots[-1])
+                for other in self.nodes:
+                    port = port_of(other)
+                    client.execute_command("CLUSTER", "MEET", "127.0.0.1", port, bus_ports[port])
+        wait_until(lambda: all(info_of_cluster(node).get("cluster_known_nodes") == "4" for node in self.nodes))
+        with client_of(self.owner) as client:
+            owner = client.execute_command("CLUSTER", "MYID")
+        with client_of(self.replica) as client:
+            # The owner's name may have reached it later than the owner's address.
+            wait_until(lambda: _replicates(client, owner))
+        wait_for_replica(self.replica)
+        wait_until(lambda: all(info_of_cluster(node).get("cluster_state") == "ok" for node in self.nodes))
+        wait_until(lambda: all(info_of_cluster(node).get("cluster_slots_ok") == "16384" for node in self.nodes))
+
+
+def _replicates(client: Any, owner: bytes) -> bool:
+    try:
+        client.execute_command("CLUSTER", "REPLICATE", owner)
+    except redis.ResponseError:
+        return False
+    return True
+
+
+def info_of_cluster(node: RedisServer) -> dict[str, str]:
+    with client_of(node) as client:
+        reply = client.execute_command("CLUSTER", "INFO")
+    if isinstance(reply, dict):
+        return {str(name): str(value) for name, value in reply.items()}
+    text = reply.decode() if isinstance(reply, bytes) else str(reply)
+    return dict(line.split(":", 1) for line in text.split() if ":" in line)
+
+
+@contextmanager
+def cluster(key: bytes) -> Iterator[Cluster]:
+    with ExitStack() as stack:
+        nodes = []
+        bus_ports = {}
+        for _ in range(4):
+            bus_port = free_port()
+            options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1500", "--cluster-port", str(bus_port))
+            nodes.append(stack.enter_context(redis_server(*_REPLICATION, *options)))
+            bus_ports[port_of(nodes[-1])] = bus_port
+        found = Cluster(nodes[:3], nodes[3], key)
+        found.assemble(bus_ports)
+        yield found
