@@ -177,4 +177,8 @@ class LocalServices:
 
 def make_specs(plan: Plan, peers: Mapping[str, Peer]) -> list[Spec]:
     """The three processes in start order."""
-    return [Spec(service, plan.command(service), plan.output(service), peers[service].is_ready) for service in SERVICES]
+    is_ready: dict[str, Callable[[], bool]] = {service: peers[service].is_ready for service in SERVICES}
+    # They start together, and the store is first to look: without this, `ping` right behind "ready" would complain.
+    store = peers["store"]
+    is_ready["store"] = lambda: store.is_ready() and store.has_met_matcher()
+    return [Spec(service, plan.command(service), plan.output(service), is_ready[service]) for service in SERVICES]

@@ -80,6 +80,14 @@ class Peer:
             return False
         return bool(health.status == health_pb2.HealthCheckResponse.SERVING)
 
+    def has_met_matcher(self, timeout: float = 1.0) -> bool:
+        """Of a store: it reaches its matcher and has told it what it holds. Its L2 may be away."""
+        try:
+            liveness = self.ping(timeout)
+        except grpc.RpcError:
+            return False
+        return all(item.ready for item in liveness.dependencies if item.name in ("matcher", "publisher"))
+
     def probe(self, timeout: float) -> Probe:
         """Never raises; takes at most `timeout` seconds."""
         start = time.monotonic()
