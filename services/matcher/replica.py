@@ -1,8 +1,10 @@
 """One replica of the table: follows the log, appends to it, writes its snapshots and loads them."""
 
+import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import matcher_pb2
@@ -210,9 +212,11 @@ class Replica:
         if self.log.size_behind_snapshot(_CALL_SECONDS) < self._due_at():
             return
         # Taken here, between two records, by the thread that applies them.
-        position, streams = self.fold.position, self.fold.applied()
+        position = self.fold.position
+        parts = parts_of(self.fold, self.fold.applied())
+        first = next(parts)
         self._writer = threading.Thread(
-            target=self._write_snapshot, args=(self.fold, position, streams), name="snapshot", daemon=True
+            target=self._write_snapshot, args=(self.fold, position, first, parts), name="snapshot", daemon=True
         )
         self._writer.start()
 
@@ -220,9 +224,12 @@ class Replica:
         """Half of the table's size at least: so what is written for snapshots stays within a few times what is new."""
         return max(self._snapshot_bytes, self.fold.table.size // 2)
 
-    def _write_snapshot(self, fold: Fold, position: Position, streams: list[pb.StreamPosition]) -> None:
+    def _write_snapshot(
+        self, fold: Fold, position: Position, first: bytes, parts: Generator[bytes, None, None]
+    ) -> None:
         try:
-            written = self.log.save_snapshot(position, parts_of(fold, streams), _PART_SECONDS)
+            with closing(parts):
+                written = self.log.save_snapshot(position, itertools.chain([first], parts), _PART_SECONDS)
         except Exception as error:
             SNAPSHOTS.labels("failed").inc()
             _log.warning("no snapshot was written", why=str(error))

@@ -1,19 +1,15 @@
-"""Snapshots of a fold: parts that are written while the table goes on changing.
+"""Snapshots of a fold, in parts: the table exactly as it was at a position in the log (capture.py), written while it
+goes on changing."""
 
-A snapshot is **fuzzy**: each part shows the table at a moment of its own, at or behind the snapshot's position in the
-log. Applying the records behind that position again, in order, brings every entry to where it must be: an addition
-that is there already changes nothing, a removal or a voided owner takes away what came before it, and what came after
-is in a later record, too. Only the context class of an entry can get better by
-it, as it would have by the same additions.
-"""
-
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
 
 import numpy as np
 
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import matcher_pb2
 from services.common.tokens import encode_u32
+from services.matcher.capture import Capture
 from services.matcher.fold import Fold, Stream
 from services.matcher.kernels import batches
 from services.matcher.kernels.texts import gather_tokens
@@ -29,35 +25,26 @@ from services.matcher.kernels.types import (
     SPACE,
 )
 from services.matcher.log.base import PART_BYTES, LogGap, Position
-from services.matcher.owners import OwnerName
+from services.matcher.owners import Bit, OwnerName
 from services.matcher.pages import hashes_of, store_owner, tier_owner
 from services.matcher.table import Batch, Table
 
 FORMAT_VERSION = 1
-# Entries of a part: with chunks of 256 tokens a part has 2.3 MB, with 1,024 it still has less than the log's 4 MiB.
-_ENTRIES = 512
-_TOKENS = 1 << 19
 
 
-def parts_of(fold: Fold, streams: list[pb.StreamPosition]) -> Iterator[bytes]:
-    """The table's parts, `streams` first: the streams' positions at the snapshot's. The table's lock is held for one
-    part at a time."""
-    yield matcher_pb2.TablePart(format_version=FORMAT_VERSION, streams=streams).SerializeToString()
+def parts_of(fold: Fold, streams: list[pb.StreamPosition]) -> Generator[bytes, None, None]:
+    """The table's parts, `streams` first: the streams' positions at the snapshot's.
+
+    The picture is of the moment when the first part is asked for. To be exhausted or closed: the table is watched
+    until then.
+    """
     table = fold.table
-    cursor = 0
-    while cursor < table.entries_begun:
-        with table.lock:
-            last = min(table.entries_begun, cursor + 8 * _ENTRIES)
-            entries = batches.alive(cursor, last, table.owners.live(), table.columns)
-            entries = _as_many_as_fit(table, entries)
-            part = _part(table, entries)
-            # Entries with very many owners take much more.
-            while part.ByteSize() > PART_BYTES:
-                entries = entries[: len(entries) // 2]
-                part = _part(table, entries)
-            cursor = int(entries[-1]) + 1 if len(entries) else last
-        if len(entries):
-            yield part.SerializeToString()
+    with table.lock:
+        owners = table.owners.items()
+        capture = Capture(table, lambda entries: _parts(table, entries, owners))
+    with closing(capture.parts()) as parts:
+        yield matcher_pb2.TablePart(format_version=FORMAT_VERSION, streams=streams).SerializeToString()
+        yield from parts
 
 
 def restore(parts: Iterable[bytes], position: Position, table: Table) -> Fold:
@@ -80,19 +67,23 @@ def restore(parts: Iterable[bytes], position: Position, table: Table) -> Fold:
     return fold
 
 
-def _as_many_as_fit(table: Table, entries: I64) -> I64:
-    lengths = table.columns.rows[entries, LENGTH].astype(np.int64)
-    return entries[: int(np.searchsorted(np.cumsum(lengths), _TOKENS, side="right"))]
+def _parts(table: Table, entries: I64, owners: list[tuple[OwnerName, Bit]]) -> list[bytes]:
+    """One part, or some where entries have very many owners. `owners`: as they were at the snapshot's moment."""
+    data = _part(table, entries, owners).SerializeToString()
+    if len(data) <= PART_BYTES or len(entries) == 1:
+        return [data]
+    half = len(entries) // 2
+    return [*_parts(table, entries[:half], owners), *_parts(table, entries[half:], owners)]
 
 
-def _part(table: Table, entries: I64) -> matcher_pb2.TablePart:
+def _part(table: Table, entries: I64, names: list[tuple[OwnerName, Bit]]) -> matcher_pb2.TablePart:
     columns, rows = table.columns, table.columns.rows[entries]
     spaces, space_indexes = np.unique(rows[:, SPACE], return_inverse=True)
     documents, document_indexes = np.unique(rows[:, DOCUMENT], return_inverse=True)
     part = matcher_pb2.TablePart(
         format_version=FORMAT_VERSION,
         documents=[table.documents.names[number] for number in documents.tolist()],
-        owners=list(_owners_of(table, entries)),
+        owners=list(_owners_of(table, entries, names)),
         space_indexes=encode_u32(space_indexes),
         document_indexes=encode_u32(document_indexes),
         chain_hashes=columns.names[entries].tobytes(),
@@ -112,8 +103,8 @@ def _part(table: Table, entries: I64) -> matcher_pb2.TablePart:
     return part
 
 
-def _owners_of(table: Table, entries: I64) -> Iterator[matcher_pb2.TableOwner]:
-    for owner, bit in table.owners.items():
+def _owners_of(table: Table, entries: I64, names: list[tuple[OwnerName, Bit]]) -> Iterator[matcher_pb2.TableOwner]:
+    for owner, bit in names:
         held = np.flatnonzero(batches.held_by(entries, bit.plane, bit.mask, table.columns))
         if len(held):
             is_tier = owner.kind == matcher_pb2.OWNER_KIND_L2

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -111,6 +111,14 @@ class Batch:
         return len(self.lengths)
 
 
+class Watcher(Protocol):
+    """Whoever takes a picture of the table (capture.py). Called with the lock held."""
+
+    def before_change(self, entries: I64) -> None: ...
+
+    def leave_out(self, entries: I64) -> None: ...
+
+
 def windows_for(chunk_tokens: int) -> tuple[int, ...]:
     """Window classes of a space, ascending, padded in front with zeros to a fixed number."""
     classes = (*(window for window in LADDER if window < chunk_tokens), chunk_tokens)
@@ -128,6 +136,7 @@ class Table:
         self.documents = Documents()
         self.spaces: dict[bytes, Space] = {}
         self.evicted = 0
+        self.watcher: Watcher | None = None
         self.numbered: list[Space | None] = []
         self._store = EntryColumns(memory_limit_bytes)
         self._ids: Slabs = self._store.ids
@@ -229,6 +238,7 @@ class Table:
         self._remove_void(self._space_for(batch), batch)
         # Once more: it may have been emptied, and so forgotten.
         space = self._space_for(batch)
+        self._tell_of(space, batch)
         self._fit_names(len(batch))
         windows = _windows_of(space, batch.lengths)
         starts = np.cumsum(np.where(batch.matchable, batch.lengths, 0), dtype=np.int64)
@@ -243,7 +253,15 @@ class Table:
             done = self._insert_alike(space, window, _chunks(batch, starts, documents, rows))
             entries[rows[: len(done)]] = done
         self._forget_if_gone(space)
+        if self.watcher:
+            self.watcher.leave_out(entries)
         return entries
+
+    def _tell_of(self, space: Space, batch: Batch) -> None:
+        """Chunks that are here already get another owner, and perhaps a better context class."""
+        if self.watcher:
+            for domain in np.unique(batch.domains).tolist():
+                self.watcher.before_change(self.find(space, domain, batch.names[batch.domains == domain]))
 
     def _insert_alike(self, space: Space, window: int, chunks: Chunks) -> I64:
         ids, chunks = self._take_ids(chunks)
@@ -359,6 +377,8 @@ class Table:
             last = min(self._ids.begun, self._sweep_at + _LOOK_AT)
             columns = self.columns
             entries, self._sweep_at = batches.owned(self._sweep_at, last, bit.plane, bit.mask, _AT_ONCE, columns)
+            if self.watcher:
+                self.watcher.before_change(entries)
             self._delete(batches.disown(entries, bit.plane, bit.mask, 0, False, self.owners.live(), columns))
             if self._sweep_at >= self._ids.begun:
                 self._sweep_at = 0
@@ -381,12 +401,16 @@ class Table:
         if bit is not None:
             is_tier = owner.kind == matcher_pb2.OWNER_KIND_L2
             live = self.owners.live()
+            if self.watcher:
+                self.watcher.before_change(entries)
             self._delete(batches.disown(entries, bit.plane, bit.mask, seen, is_tier, live, self.columns))
 
     def _delete(self, entries: I64) -> None:
         """Removes entries at once; their places are free when no reader can see them any more."""
         if not len(entries):
             return
+        if self.watcher:
+            self.watcher.before_change(entries)
         columns = self.columns
         keys = columns.rows[entries, SPACE].astype(np.int64) << 16 | columns.windows[entries]
         order = np.argsort(keys, kind="stable")
@@ -407,7 +431,9 @@ class Table:
         space.tokens -= int(columns.rows[entries, LENGTH].sum())
         buckets = index.buckets if index else NO_BUCKETS
         held, unlinked, _ = batches.remove_entries(entries, buckets, self._names, columns, offsets, nodes)
-        leaving = 4 * self._pool.units(offsets[:held]) + len(entries) * entry_columns.bytes_per_entry(self.owners.planes)
+        leaving = 4 * self._pool.units(offsets[:held]) + len(entries) * entry_columns.bytes_per_entry(
+            self.owners.planes
+        )
         self._leaving += leaving
 
         def free() -> None:

@@ -11,6 +11,7 @@ import pytest
 from history import History
 
 from services.matcher import matching, occurrences, snapshot
+from services.matcher.capture import Capture
 from services.matcher.documents import Documents
 from services.matcher.fold import Fold
 from services.matcher.kernels.types import (
@@ -317,7 +318,7 @@ def snapshot_fault(spoil: Spoil) -> Spoil:
 @snapshot_fault
 def a_snapshot_loses_an_owner(patch: pytest.MonkeyPatch) -> None:
     owners_of = snapshot._owners_of
-    patch.setattr(snapshot, "_owners_of", lambda table, entries: list(owners_of(table, entries))[:1])
+    patch.setattr(snapshot, "_owners_of", lambda *arguments: list(owners_of(*arguments))[:1])
 
 
 @snapshot_fault
@@ -334,17 +335,18 @@ def a_snapshot_forgets_when_a_tier_claimed(patch: pytest.MonkeyPatch) -> None:
 
 @snapshot_fault
 def a_snapshot_leaves_out_an_entry(patch: pytest.MonkeyPatch) -> None:
-    alive = snapshot.batches.alive
+    take = Capture._take
+    patch.setattr(Capture, "_take", lambda self, entries: take(self, entries[entries != 1]))
 
-    class Fewer:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(batches, name)
 
-        def alive(self, *arguments: Any) -> Any:
-            return alive(*arguments)[1:]
+@snapshot_fault
+def a_snapshot_shows_what_changed_meanwhile(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Capture, "before_change", lambda self, entries: None)
 
-    batches = snapshot.batches
-    patch.setattr(snapshot, "batches", Fewer())
+
+@snapshot_fault
+def a_snapshot_shows_what_came_meanwhile(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Capture, "leave_out", lambda self, entries: None)
 
 
 @snapshot_fault

@@ -14,7 +14,7 @@ from matcher_kit import ALL_BITS, EVERY_CLASS, TIER, Chunk, Cleared, Removed, do
 from ownership_model import Held
 
 from kvblend.v1 import common_pb2 as pb
-from services.matcher import occurrences, snapshot, table
+from services.matcher import capture, occurrences, table
 from services.matcher.fold import Fold
 from services.matcher.kernels.hashing import random_hashing
 from services.matcher.log.base import Position
@@ -49,8 +49,6 @@ class FoldMachine(RuleBasedStateMachine):
     """`fault` may spoil the matcher, to see that this is noticed."""
 
     fault: Callable[[], AbstractContextManager[Any]] | None = None
-    # Whether anything may go now.
-    may_remove = True
 
     @initialize(keep=st.sampled_from([ALL_BITS, ALL_BITS, *HASHINGS]), steps=st.sampled_from(STEPS))
     def start(self, keep: int, steps: tuple[int, int]) -> None:
@@ -59,7 +57,8 @@ class FoldMachine(RuleBasedStateMachine):
         patch.setattr(occurrences, "_STRETCH", steps[0])
         patch.setattr(occurrences, "BLOCK", steps[1])
         patch.setattr(table, "_AT_ONCE", 3)
-        patch.setattr(snapshot, "_ENTRIES", 1)
+        patch.setattr(capture, "_ENTRIES", 2)
+        patch.setattr(capture, "_LOOK_AT", 8)
         if self.fault is not None:
             self.stack.enter_context(self.fault())
         self.history = History(hashing=HASHINGS[keep])
@@ -68,8 +67,11 @@ class FoldMachine(RuleBasedStateMachine):
         self.origins: dict[tuple[Any, ...], list[int]] = {}
         self.chunks: list[Chunk] = []
         self.readers: list[ExitStack] = []
-        for store, first in (("a", 0), ("b", 1)):
-            self.tell(store, ([first] * 20 + [1 - first] * 30) * 2)
+        one, other = ([0] * 20 + [1] * 30) * 2, ([1] * 20 + [0] * 30) * 2
+        self.tell("a", one)
+        self.tell("b", other)
+        self.tell("b", other, l2=TIER, document="one")
+        self.tell("a", one, space=space_of("t"), tenant="right", document="one")
 
     def tell(self, store: str, tokens: list[int], name: str = "text", left_out: int = -1, **facts: Any) -> None:
         """The same text has the same names in a space, whatever else is said of it; and maybe a copy has others."""
@@ -140,9 +142,10 @@ class FoldMachine(RuleBasedStateMachine):
         scope = [fact if part else type(fact)() for fact, part in zip(facts, parts, strict=True)]
         self.history.publish(by, Cleared(l2, *scope))
         self.ask(data, self.origins[one.chunk.key], [by], l2, one.chunk.space)
+        self.look(data)
 
     def can_remove(self) -> bool:
-        return hasattr(self, "history") and self.may_remove and bool(self.history.model.held)
+        return hasattr(self, "history") and bool(self.history.model.held)
 
     def owner_of(self, data: st.DataObject, held: Held, store: str) -> tuple[str, str]:
         """(store that speaks, tier that it speaks of) of one of those who have the chunk, or of somebody else."""
@@ -196,10 +199,23 @@ class FoldMachine(RuleBasedStateMachine):
     def leave(self, data: st.DataObject) -> None:
         self.readers.pop(data.draw(st.integers(0, len(self.readers) - 1))).close()
 
+    @precondition(lambda self: hasattr(self, "history") and bool(self.history.model.held))
     @rule(data=st.data())
     def look(self, data: st.DataObject) -> None:
+        """For what somebody should have."""
+        held = list(self.history.model.held.values())
+        if held:
+            one = data.draw(st.sampled_from(held))
+            by, l2 = self.owner_of(data, one, "c")
+            self.ask(data, self.origins[one.chunk.key], [by], l2, one.chunk.space)
+
+    @rule(data=st.data(), space=spaces, classes=class_sets)
+    def score(self, data: st.DataObject, space: bytes, classes: list[pb.ContextClass]) -> None:
         tokens = data.draw(st.sampled_from(self.texts))
-        self.ask(data, tokens, ["a", "b", "c"], data.draw(tiers), data.draw(spaces))
+        full = document_chunks(tokens, "text", chunk_tokens=CHUNK)[: len(tokens) // CHUNK]
+        assert self.history.scores(tokens, space, full, classes) == self.history.expected_scores(
+            tokens, space, full, classes
+        )
 
     def ask(self, data: st.DataObject, known: list[int], askers: list[str], l2: str, space: bytes) -> None:
         """With a prompt of known and perhaps of new text."""
@@ -223,10 +239,9 @@ class FoldMachine(RuleBasedStateMachine):
     def counts_add_up(self) -> None:
         if not hasattr(self, "history"):
             return
-        held = self.history.model.held.values()
-        found = self.history.table
+        held, found = self.history.model.held, self.history.table
         # What voided owners had may not be swept yet.
-        assert found.chunks >= len(held)
+        assert found.chunks == len(held) or (found.chunks > len(held) and found.owners.next_void())
         assert found.chunks == sum(space.chunks for space in found.spaces.values())
         assert not found.evicted
 
@@ -240,24 +255,18 @@ class FoldMachine(RuleBasedStateMachine):
 class SnapshotMachine(FoldMachine):
     """And a second fold, from a snapshot whose parts are taken one by one between other changes."""
 
-    # Whether anything may go while parts are taken.
-    removes_meanwhile = True
-
-    @property
-    def may_remove(self) -> bool:
-        return self.removes_meanwhile or self.parts is None
-
     @initialize()
     def no_snapshot(self) -> None:
         self.parts: Iterator[bytes] | None = None
         self.taken: list[bytes] = []
         self.at: Position | None = None
+        self.digest = b""
 
     @precondition(lambda self: getattr(self, "parts", None) is None)
     @rule()
     def begin(self) -> None:
         fold = self.history.fold
-        self.at, self.taken = self.history.position, []
+        self.at, self.taken, self.digest = self.history.position, [], fold.digest()
         self.parts = parts_of(fold, fold.applied())
         self.taken.append(next(self.parts))
 
@@ -277,6 +286,7 @@ class SnapshotMachine(FoldMachine):
         assert self.at is not None
         history = self.history
         other = restore(self.taken, self.at, table.Table(history.table.memory_limit_bytes, HASHINGS[ALL_BITS]))
+        assert other.digest() == self.digest
         history.replay(other, behind=self.at.number)
         assert other.applied() == history.fold.applied()
         assert other.digest() == history.fold.digest()

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from matcher_kit import SPACE, Added, Change, Chunk, ask, check_answer, page, segments_of
+from matcher_kit import SPACE, Added, Change, Chunk, ask, check_answer, page, segments_of, token_bytes
 from matcher_service_kit import CONTEXT, service_of
 from ownership_model import OwnershipModel, most_tokens, owner_of
 
@@ -89,6 +89,34 @@ class History:
         spans: Sequence[pb.OpaqueSpan] = request.opaque_spans
         assert len(covered) == most_tokens(query, reachable, request.skip_tokens, spans, chunk_tokens)
         return covered
+
+    def scores(
+        self, tokens: list[int], space: bytes, full: list[Chunk], classes: list[int]
+    ) -> dict[str, tuple[int, int]]:
+        """Of each owner (tokens of the prefix, tokens anywhere); full: the prompt's full chunks."""
+        request = matcher_pb2.ScoreRequest(
+            space_id=space,
+            tokens=token_bytes(tokens),
+            chain_hashes=b"".join(chunk.chain_hash for chunk in full),
+            chunk_tokens=len(full[0].tokens) if full else 16,
+            context_classes=classes,
+        )
+        answer = service_of(self.fold).Score(request, CONTEXT)
+        return {owner_of(s.store, s.l2_id): (s.prefix_tokens, s.anywhere_tokens) for s in answer.stores}
+
+    def expected_scores(
+        self, tokens: list[int], space: bytes, full: list[Chunk], classes: list[int]
+    ) -> dict[str, tuple[int, int]]:
+        size = len(full[0].tokens) if full else 16
+        scores = {}
+        for owner in {owner for held in self.model.held.values() for owner in held.owners}:
+            names = [(space, int(pb.DOMAIN_EXACT), chunk.chain_hash) for chunk in full]
+            has = [name in self.model.held and owner in self.model.held[name].owners for name in names]
+            prefix = size * [*has, False].index(False)
+            anywhere = most_tokens(tokens, self.model.reachable(space, [owner], classes), 0, (), 32)
+            if prefix or anywhere:
+                scores[owner] = (prefix, max(prefix, anywhere))
+        return scores
 
 
 def history_of(*chunks: Chunk, hashing: Hashing | None = None, limit: int = LIMIT) -> History:

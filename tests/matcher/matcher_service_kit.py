@@ -1,6 +1,7 @@
 """A whole matcher in this process: service, replica and log; and logs that fail on demand."""
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from types import SimpleNamespace
@@ -101,16 +102,18 @@ class FaultyLog:
     """Another log, as seen by one who cannot always reach it. `closing` it leaves the other open."""
 
     def __init__(self, inner: Log) -> None:
-        self._inner = inner
+        self.inner = inner
         self.kind = inner.kind
         # What is away: names of calls, or "all".
         self.away: set[str] = set()
+        self.calls: Counter[str] = Counter()
         self._closed = threading.Event()
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        call = getattr(self._inner, name)
+        call = getattr(self.inner, name)
 
         def through(*arguments: Any) -> Any:
+            self.calls[name] += 1
             if self._closed.is_set() or self.away & {name, "all"}:
                 raise unavailable("the log is away")
             return call(*arguments)

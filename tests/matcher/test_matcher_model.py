@@ -20,12 +20,8 @@ FoldMachine.TestCase.settings = LIMITS
 TestMatcherAgainstTheModel = FoldMachine.TestCase
 
 
-class GrowingMachine(SnapshotMachine):
-    removes_meanwhile = False
-
-
-GrowingMachine.TestCase.settings = settings(LIMITS, max_examples=40)
-TestSnapshotsAgainstTheModel = GrowingMachine.TestCase
+SnapshotMachine.TestCase.settings = settings(LIMITS, max_examples=60)
+TestSnapshotsAgainstTheModel = SnapshotMachine.TestCase
 
 # Enough for every fault; most show in the first few examples.
 SEARCH = settings(LIMITS, max_examples=1500, derandomize=True, database=None, phases=[Phase.generate])
@@ -48,7 +44,7 @@ def test_the_model_notices_a_broken_matcher(fault: Callable[[], AbstractContextM
 
 @pytest.mark.parametrize("fault", SNAPSHOT_FAULTS.values(), ids=SNAPSHOT_FAULTS)
 def test_the_model_notices_a_broken_snapshot(fault: Callable[[], AbstractContextManager[None]]) -> None:
-    is_noticed(GrowingMachine, fault)
+    is_noticed(SnapshotMachine, fault)
 
 
 # Few symbols and few documents: chunks repeat, overlap, share beginnings and collide.
