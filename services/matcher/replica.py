@@ -187,7 +187,7 @@ class Replica:
         fold = self._make_fold()
         if info is not None:
             fold = restore(self.log.read_snapshot(info, _PART_SECONDS), info.position, fold.table)
-            self.snapshot_position = info.position.number
+        self.snapshot_position = info.position.number if info else 0
         RELOADS.labels("start" if not self.ready else "gap").inc()
         _log.info("loaded", position=fold.position.number, chunks=fold.table.chunks, why=why)
         self._catch_up(fold)
@@ -208,6 +208,9 @@ class Replica:
 
     def _snapshot_if_due(self) -> None:
         if self._writer is not None and self._writer.is_alive():
+            return
+        # What is behind it may not be applied here yet.
+        if self.fold.position.number <= self.snapshot_position:
             return
         if self.log.size_behind_snapshot(_CALL_SECONDS) < self._due_at():
             return

@@ -69,8 +69,9 @@ class FoldMachine(RuleBasedStateMachine):
         self.readers: list[ExitStack] = []
         one, other = ([0] * 20 + [1] * 30) * 2, ([1] * 20 + [0] * 30) * 2
         self.tell("a", one)
-        self.tell("b", other)
+        self.tell("b", other, context_class=pb.CONTEXT_CLASS_IN_PROMPT)
         self.tell("b", other, l2=TIER, document="one")
+        self.tell("a", one, name="copy", document="two")
         self.tell("a", one, space=space_of("t"), tenant="right", document="one")
 
     def tell(self, store: str, tokens: list[int], name: str = "text", left_out: int = -1, **facts: Any) -> None:
@@ -152,10 +153,10 @@ class FoldMachine(RuleBasedStateMachine):
         kind, _, owner = data.draw(st.sampled_from([*sorted(held.owners), f"store:{store}"])).partition(":")
         return (store, owner) if kind == "l2" else (owner, "")
 
-    @rule(store=stores, data=st.data())
-    def come_back(self, store: str, data: st.DataObject) -> None:
-        """One chunk of a text, whose neighbours may be there."""
-        chunk = data.draw(st.sampled_from(self.chunks))
+    @rule(store=stores, data=st.data(), context_class=st.sampled_from(EVERY_CLASS))
+    def come_back(self, store: str, data: st.DataObject, context_class: pb.ContextClass) -> None:
+        """One chunk of a text, whose neighbours may be there, as may be the chunk itself."""
+        chunk = replace(data.draw(st.sampled_from(self.chunks)), context_class=context_class)
         self.history.add(chunk, store=store)
         self.ask(data, self.origins[chunk.key], [store], chunk.l2, chunk.space)
 
@@ -271,8 +272,8 @@ class SnapshotMachine(FoldMachine):
         self.taken.append(next(self.parts))
 
     @precondition(lambda self: getattr(self, "parts", None) is not None)
-    @rule(all_of_it=st.booleans(), data=st.data())
-    def take_part(self, all_of_it: bool, data: st.DataObject) -> None:
+    @rule(all_of_it=rarely)
+    def take_part(self, all_of_it: bool) -> None:
         assert self.parts is not None
         part = next(self.parts, None)
         while part is not None:

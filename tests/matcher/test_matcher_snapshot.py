@@ -1,6 +1,8 @@
 """Snapshots: what one fold knows, read by another; written while it goes on, in parts that every log takes."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -9,8 +11,10 @@ from history import LIMIT, History, history_of
 from matcher_kit import TIER, Added, Change, Chunk, Cleared, Removed, document_chunks, segments_of, text
 
 from kvblend.v1 import matcher_pb2
+from services.matcher import capture
+from services.matcher.capture import TooMuchChanged
 from services.matcher.fold import Fold
-from services.matcher.log.base import PART_BYTES, LogGap
+from services.matcher.log.base import PART_BYTES, LogGap, Position
 from services.matcher.pages import store_owner, tier_owner
 from services.matcher.snapshot import parts_of, restore
 from services.matcher.table import Table
@@ -217,4 +221,52 @@ def test_a_chunk_that_goes_and_comes_again_while_a_snapshot_is_written(
     for store, change in before:
         history.publish(store, change)
     fold = through_a_snapshot(history, meanwhile)
+    assert fold.digest() == history.fold.digest()
+
+
+def test_snapshots_written_by_another_thread_show_their_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The follower begins one between two records and goes on at once."""
+    monkeypatch.setattr(capture, "_ENTRIES", 7)
+    monkeypatch.setattr(capture, "_LOOK_AT", 50)
+    history = town(12)
+    found: list[tuple[bytes, bytes]] = []
+
+    def write(parts: Iterator[bytes], at: Position, digest: bytes) -> None:
+        found.append((restore(parts, at, Table(LIMIT)).digest(), digest))
+
+    for number in range(12):
+        parts, at = parts_of(history.fold, history.fold.applied()), history.position
+        first, digest = next(parts), history.fold.digest()
+        writer = threading.Thread(target=write, args=(chain([first], parts), at, digest))
+        writer.start()
+        for more in range(8):
+            which = (number + 5 * more) % 12
+            history.add(*document_chunks(text(which, 30 + 97 * which), f"d{which}"), store="s1")
+            history.publish(f"s{more % 4}", Cleared(document=f"d{which % 5}"))
+            history.table.sweep()
+        writer.join(60)
+        assert not writer.is_alive()
+    assert len(found) == 12
+    assert all(restored == digest for restored, digest in found)
+    assert history.table.watcher is None
+
+
+def test_a_snapshot_that_nobody_finishes_or_that_takes_too_much_memory_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    history = town(12)
+    for end in ("closed", "too much"):
+        parts = parts_of(history.fold, history.fold.applied())
+        next(parts)
+        if end == "closed":
+            parts.close()
+        else:
+            monkeypatch.setattr(capture, "_MOST_AHEAD_BYTES", 100)
+            history.publish("s0", Cleared())
+            history.publish("s1", Cleared())
+            with pytest.raises(TooMuchChanged):
+                list(parts)
+            monkeypatch.undo()
+        assert history.table.watcher is None
+    fold = restore(parts_of(history.fold, history.fold.applied()), history.position, Table(LIMIT))
     assert fold.digest() == history.fold.digest()

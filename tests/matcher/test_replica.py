@@ -270,10 +270,10 @@ def test_a_snapshot_is_written_when_it_is_due_and_read_by_the_next_replica() -> 
     with closing(both):
         both.start()
         for number in range(30):
-            both.replicas[number % 2].add(*document_chunks(text(number, 1600), f"{number}"), first=1 + 100 * number)
+            chunks = document_chunks(text(number, 1600), f"{number}", chunk_tokens=64)
+            both.replicas[number % 2].add(*chunks, first=1 + 25 * number)
         both.converge()
         eventually(lambda: any(replica.stats.log.snapshot_position for replica in both.replicas))
-        eventually(lambda: log.size_behind_snapshot(SECONDS) < 1 << 20)
         info = log.snapshot(SECONDS)
         assert info is not None
         assert info.position.number > 0
@@ -335,13 +335,14 @@ def test_case_58_a_restarted_replica_of_a_file_knows_what_it_knew(tmp_path: Path
             matcher.start()
             if start == 0:
                 for number in range(30):
-                    matcher.add(*document_chunks(text(number, 1600), f"{number}"), first=1 + 100 * number)
-                matcher.publish(Removed(document_chunks(text(3, 1600), "3")[5:7]), first=3001)
+                    chunks = document_chunks(text(number, 1600), f"{number}", chunk_tokens=64)
+                    matcher.add(*chunks, first=1 + 25 * number)
+                matcher.publish(Removed(document_chunks(text(3, 1600), "3", chunk_tokens=64)[5:7]), first=751)
                 matcher.settle()
                 eventually(lambda matcher=matcher: matcher.stats.log.snapshot_position)
             digests.add(matcher.stats.state_digest)
             assert [s.length for s in matcher.segments(ask(text(7, 1600)))] == [1600]
-            assert [s.length for s in matcher.segments(ask(text(3, 1600)))] == [80, 1488]
+            assert [s.length for s in matcher.segments(ask(text(3, 1600)))] == [320, 1152]
     assert len(digests) == 1
 
 
