@@ -44,6 +44,8 @@ demo: model ## The main job: documents in new orders, answered by full prefill a
 	$(BIN)/kvblend demo --model $(MODEL) --prompts $(PROMPTS) $(if $(DOCS),--docs "$(DOCS)")
 
 test: model ## Every test, with real services, a real Redis or Valkey and the real model.
+	@echo "compiling the matcher's kernels (half a minute, once)"
+	@$(BIN)/python -c 'from services.matcher.warm_up import compile_kernels; compile_kernels()'
 	KVBLEND_REQUIRE_MODEL=1 $(BIN)/python -m pytest
 
 check: lint types imports check-protos check-docs check-manifests ## Lint, types, import rules, protos, docs, manifests.

@@ -55,23 +55,23 @@ class Capture:
         self._done[entries[(entries >= 0) & (entries < len(self._done))]] = True
 
     def parts(self) -> Generator[bytes, None, None]:
-        """All parts; the table is watched until the last one, or until this is closed. The lock is held for some
-        milliseconds at a time.
+        """All parts. The lock is held for some milliseconds at a time.
 
         Raises TooMuchChanged.
         """
-        try:
-            while self._cursor < len(self._done) or self._ahead:
-                with self._table.lock:
-                    parts, self._ahead = self._ahead + self._next(), []
-                    too_much = self._ahead_bytes > _MOST_AHEAD_BYTES
-                    self._ahead_bytes = 0
-                if too_much:
-                    raise TooMuchChanged(f"more than {_MOST_AHEAD_BYTES >> 20} MiB while a snapshot was written")
-                yield from parts
-        finally:
+        while self._cursor < len(self._done) or self._ahead:
             with self._table.lock:
-                self._table.watcher = None
+                parts, self._ahead = self._ahead + self._next(), []
+                too_much = self._ahead_bytes > _MOST_AHEAD_BYTES
+                self._ahead_bytes = 0
+            if too_much:
+                raise TooMuchChanged(f"more than {_MOST_AHEAD_BYTES >> 20} MiB while a snapshot was written")
+            yield from parts
+
+    def close(self) -> None:
+        """From here on the table is not watched."""
+        with self._table.lock:
+            self._table.watcher = None
 
     def _next(self) -> list[bytes]:
         first, self._cursor = self._cursor, min(len(self._done), self._cursor + _LOOK_AT)

@@ -42,9 +42,9 @@ def parts_of(fold: Fold, streams: list[pb.StreamPosition]) -> Generator[bytes, N
     with table.lock:
         owners = table.owners.items()
         capture = Capture(table, lambda entries: _parts(table, entries, owners))
-    with closing(capture.parts()) as parts:
+    with closing(capture):
         yield matcher_pb2.TablePart(format_version=FORMAT_VERSION, streams=streams).SerializeToString()
-        yield from parts
+        yield from capture.parts()
 
 
 def restore(parts: Iterable[bytes], position: Position, table: Table) -> Fold:

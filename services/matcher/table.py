@@ -430,7 +430,7 @@ class Table:
         space.chunks -= len(entries)
         space.tokens -= int(columns.rows[entries, LENGTH].sum())
         buckets = index.buckets if index else NO_BUCKETS
-        held, unlinked, _ = batches.remove_entries(entries, buckets, self._names, columns, offsets, nodes)
+        held, unlinked = batches.remove_entries(entries, buckets, self._names, columns, offsets, nodes)
         leaving = 4 * self._pool.units(offsets[:held]) + len(entries) * entry_columns.bytes_per_entry(
             self.owners.planes
         )

@@ -15,12 +15,12 @@ from hypothesis.stateful import run_state_machine_as_test
 from matcher_kit import CHUNK, Removed, document_chunks
 from reference_matcher import reachable_tokens, worth_covering
 
-LIMITS = settings(max_examples=60, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
+LIMITS = settings(max_examples=40, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
 FoldMachine.TestCase.settings = LIMITS
 TestMatcherAgainstTheModel = FoldMachine.TestCase
 
 
-SnapshotMachine.TestCase.settings = settings(LIMITS, max_examples=60)
+SnapshotMachine.TestCase.settings = settings(LIMITS, max_examples=30)
 TestSnapshotsAgainstTheModel = SnapshotMachine.TestCase
 
 # Enough for every fault; most show in the first few examples.

@@ -367,3 +367,23 @@ def test_replicas_that_loaded_at_different_times_agree(count: int) -> None:
             both.converge()
             eventually(lambda: late.replica.fold.position == log.end(SECONDS))
             assert late.stats.state_digest == both.replicas[0].stats.state_digest
+
+
+def test_a_snapshot_that_another_replica_writes_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table is not watched on, and the next one is written when it is due."""
+    log = MemoryLog()
+    outcomes = iter([False, False])
+    save = MemoryLog.save_snapshot
+    monkeypatch.setattr(
+        MemoryLog, "save_snapshot", lambda self, *arguments: next(outcomes, True) and save(self, *arguments)
+    )
+    matcher = Matcher(FaultyLog(log), snapshot_bytes=1)
+    with closing(matcher):
+        matcher.start()
+        for number in range(5):
+            chunks = document_chunks(text(number, 1600), f"{number}", chunk_tokens=64)
+            matcher.add(*chunks, first=1 + 25 * number)
+        eventually(lambda: log.snapshot(SECONDS))
+        assert next(outcomes, None) is None
+        eventually(lambda: matcher.table.watcher is None)
+        matcher.settle()

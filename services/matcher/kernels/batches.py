@@ -200,22 +200,20 @@ def disown(entries: I64, plane: int, bit: np.uint32, seen: int, is_tier: bool, l
 @njit(nogil=True, cache=True)
 def remove_entries(
     entries: I64, buckets: Buckets, indexes: NameIndexes, columns: Columns, offsets: I64, nodes: I64
-) -> tuple[int, int, int]:
+) -> tuple[int, int]:
     """Unlinks entries of one space and window class. Fills in pool offsets and index nodes that are free with them
-    (once readers have left); returns how many of each, and the tokens in them."""
+    (once readers have left); returns how many of each."""
     freed_offsets = 0
     freed_nodes = 0
-    tokens = 0
     for entry in entries:
         node = columns.nodes[entry]
         if unlink_entry(entry, buckets, indexes, columns):
             offsets[freed_offsets] = start_of(columns.rows, entry)
             freed_offsets += 1
-            tokens += length_of(columns.rows, entry)
             if node != NONE:
                 nodes[freed_nodes] = node
                 freed_nodes += 1
-    return freed_offsets, freed_nodes, tokens
+    return freed_offsets, freed_nodes
 
 
 @njit(nogil=True, cache=True)
