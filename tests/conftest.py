@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -32,3 +33,10 @@ def model_dir() -> Path:
             pytest.fail("build/model/smollm2 is missing: run `make model`")
         pytest.skip("build/model/smollm2 is missing: run `make model`")
     return MODEL
+
+
+@pytest.fixture(autouse=True)
+def plain_logs() -> Iterator[None]:
+    """A test that sets up logging as a service does leaves the next one what it expects."""
+    yield
+    structlog.reset_defaults()

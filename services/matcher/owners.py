@@ -91,19 +91,6 @@ class Owners:
         number = self._void.pop(0)
         return lambda: self._free.append(number)
 
-    def restore(self, names: list[OwnerName | None]) -> None:
-        """Into an empty one: the owner of each bit, None for one that may be void (and set)."""
-        self._begun = len(names)
-        self._bits = {name: number for number, name in enumerate(names) if name is not None}
-        self._void = [number for number, name in enumerate(names) if name is None]
-
-    def by_bit(self) -> list[OwnerName | None]:
-        """As `restore` takes it."""
-        names: list[OwnerName | None] = [None] * self._begun
-        for name, number in self._bits.items():
-            names[number] = name
-        return names
-
     def items(self) -> list[tuple[OwnerName, Bit]]:
         return [(owner, _bit(number)) for owner, number in self._bits.items()]
 

@@ -11,7 +11,6 @@ import xxhash
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import matcher_pb2, store_pb2
 from services.common.errors import KvblendError
-from services.common.logs import configure_logs
 from services.common.tokens import encode_u32
 from services.store.admission import cut, wishes_of
 from services.store.arena import Arena
@@ -29,8 +28,6 @@ from services.store.writes import Promise
 CHUNK = 16
 SESSION = bytes(range(16))
 OTHER_SESSION = bytes(range(16, 32))
-
-configure_logs("store", "error", json=False)
 
 
 def model_space(
