@@ -1,13 +1,10 @@
 """One connection to a Redis server on which everything ends by a deadline.
 
-redis-py's socket timeout bounds a single `recv`; a server that drips, or a name that does not resolve, would hold a
-caller much longer. Here each socket operation gets what is left until the deadline, and connecting (names, TLS,
-passwords) happens on a thread that the caller does not have to wait for.
+Each socket operation gets what is left until the deadline (services/common/bounded_redis.py), and connecting (names,
+TLS, passwords) happens on a thread that the caller does not have to wait for.
 """
 
 import hashlib
-import select
-import socket
 import threading
 import time
 from concurrent.futures import Future, InvalidStateError
@@ -15,13 +12,14 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from typing import Any
 
-from redis.connection import Connection, PythonRespSerializer, SSLConnection, UnixDomainSocketConnection
+from redis.connection import Connection, PythonRespSerializer
 from redis.exceptions import NoScriptError, RedisError, ResponseError
+
+from services.common.bounded_redis import BOUNDED, READ_BYTES
 
 Options = dict[str, Any]
 Argument = bytes | str | int
 
-_READ_BYTES = 256 << 10
 # Larger arguments are sent from where they lie, not copied into one buffer with the others.
 _COPIED_BYTES = 6000
 _CONNECT_SECONDS = 5.0
@@ -40,82 +38,16 @@ class Script:
         self.digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
-class _BoundedSocket:
-    """A socket whose operations all end by `deadline` (monotonic seconds)."""
-
-    def __init__(self, inner: socket.socket, deadline: float) -> None:
-        self._inner = inner
-        self.deadline = deadline
-
-    def _armed(self) -> socket.socket:
-        left = self.deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("no answer in time")
-        self._inner.settimeout(left)
-        return self._inner
-
-    def sendall(self, data: bytes) -> None:
-        self._armed().sendall(data)
-
-    def recv_into(self, buffer: bytearray) -> int:
-        return self._armed().recv_into(buffer)
-
-    def recv(self, size: int) -> bytes:
-        return self._armed().recv(size)
-
-    def settimeout(self, timeout: float | None) -> None:
-        """The deadline alone decides."""
-
-    def is_quiet(self) -> bool:
-        """Nothing to read: neither the server's farewell nor a reply that nobody asked for."""
-        poller = select.poll()
-        poller.register(self._inner, select.POLLIN)
-        return not poller.poll(0)
-
-    def shutdown(self, how: int) -> None:
-        self._inner.shutdown(how)
-
-    def close(self) -> None:
-        self._inner.close()
-
-
-class _Bounded:
-    """Mixed into redis-py's connections."""
-
-    bounded: _BoundedSocket
-    socket_connect_timeout: float
-
-    def _connect(self) -> _BoundedSocket:
-        inner: socket.socket = super()._connect()  # type: ignore[misc]
-        self.bounded = _BoundedSocket(inner, time.monotonic() + self.socket_connect_timeout)
-        return self.bounded
-
-
-class _Tcp(_Bounded, Connection):
-    pass
-
-
-class _Tls(_Bounded, SSLConnection):
-    pass
-
-
-class _Unix(_Bounded, UnixDomainSocketConnection):
-    pass
-
-
-_CLASSES: dict[Any, Any] = {Connection: _Tcp, SSLConnection: _Tls, UnixDomainSocketConnection: _Unix}
-
-
 def _encoded(argument: Argument) -> bytes:
     return argument if isinstance(argument, bytes) else str(argument).encode()
 
 
 def _made(options: Options, timeout: float) -> Any:
-    return _CLASSES[options.get("connection_class", Connection)](
+    return BOUNDED[options.get("connection_class", Connection)](
         **{name: value for name, value in options.items() if name != "connection_class"},
         socket_timeout=timeout,
         socket_connect_timeout=timeout,
-        socket_read_size=_READ_BYTES,
+        socket_read_size=READ_BYTES,
         protocol=2,
         command_packer=PythonRespSerializer(_COPIED_BYTES, _encoded),
         # No greeting: it would cost two round trips a connection.

@@ -1,25 +1,22 @@
 """Connections to one Redis server on which every exchange ends by its deadline.
 
-redis-py's socket timeout bounds a single `recv`; a server that drips, or a name that does not
-resolve, would hold a caller much longer. Here each socket operation gets what is left until the
-deadline, and dialling (names, TLS, AUTH) happens on a thread of its own that the caller does not
-have to wait for. A connection on which anything went wrong is closed, never reused: a late reply
-must not answer the next question.
+Each socket operation gets what is left until the deadline (services/common/bounded_redis.py), and dialling (names, TLS,
+AUTH) happens on a thread of its own that the caller does not have to wait for. A connection on which anything went
+wrong is closed, never reused: a late reply must not answer the next question.
 """
 
 import queue
-import select
-import socket
 import threading
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection, parse_url
+from redis.connection import Connection, parse_url
 from redis.exceptions import RedisError, ResponseError
 
+from services.common.bounded_redis import BOUNDED, READ_BYTES
+
 Argument = bytes | memoryview
-_READ_BYTES = 256 << 10
 _DIALS = 4
 
 
@@ -29,72 +26,6 @@ class LinkError(Exception):
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(detail)
         self.kind = kind
-
-
-class BoundedSocket:
-    """A socket whose operations all end by `deadline`."""
-
-    def __init__(self, inner: socket.socket, deadline: float) -> None:
-        self._inner = inner
-        self.deadline = deadline
-
-    def _arm(self) -> socket.socket:
-        left = self.deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("the deadline has passed")
-        self._inner.settimeout(left)
-        return self._inner
-
-    def sendall(self, data: Argument) -> None:
-        self._arm().sendall(data)
-
-    def recv_into(self, buffer: bytearray) -> int:
-        return self._arm().recv_into(buffer)
-
-    def recv(self, size: int) -> bytes:
-        return self._arm().recv(size)
-
-    def settimeout(self, timeout: float | None) -> None:
-        """The deadline alone decides."""
-
-    def is_quiet(self) -> bool:
-        """Nothing to read: neither the server's farewell nor a reply that nobody asked for."""
-        poller = select.poll()
-        poller.register(self._inner, select.POLLIN)
-        return not poller.poll(0)
-
-    def shutdown(self, how: int) -> None:
-        self._inner.shutdown(how)
-
-    def close(self) -> None:
-        self._inner.close()
-
-
-class _Bounded:
-    """Mixed into redis-py's connections: its socket becomes a `BoundedSocket`."""
-
-    bounded: BoundedSocket
-    socket_connect_timeout: float
-
-    def _connect(self) -> BoundedSocket:
-        inner: socket.socket = super()._connect()  # type: ignore[misc]
-        self.bounded = BoundedSocket(inner, time.monotonic() + self.socket_connect_timeout)
-        return self.bounded
-
-
-class _TcpConnection(_Bounded, Connection):
-    pass
-
-
-class _TlsConnection(_Bounded, SSLConnection):
-    pass
-
-
-class _UnixConnection(_Bounded, UnixDomainSocketConnection):
-    pass
-
-
-_BOUNDED = {Connection: _TcpConnection, SSLConnection: _TlsConnection, UnixDomainSocketConnection: _UnixConnection}
 
 
 def pack(*arguments: Argument | str | int) -> list[Argument]:
@@ -119,12 +50,12 @@ class RedisLink:
 
     def __init__(self, url: str, connect_timeout: float, max_connections: int) -> None:
         options: dict[str, Any] = parse_url(url)
-        self._class: Any = _BOUNDED[options.pop("connection_class", Connection)]
+        self._class: Any = BOUNDED[options.pop("connection_class", Connection)]
         self._options = {
             **options,
             "socket_timeout": connect_timeout,
             "socket_connect_timeout": connect_timeout,
-            "socket_read_size": _READ_BYTES,
+            "socket_read_size": READ_BYTES,
             "protocol": 2,
         }
         try:

@@ -1,0 +1,81 @@
+"""redis-py's connections with a socket on which everything ends by a deadline.
+
+redis-py's socket timeout bounds a single `recv`; a server that drips would hold a caller much longer. Here each socket
+operation gets what is left until `connection.bounded.deadline`.
+"""
+
+import select
+import socket
+import time
+from typing import Any
+
+from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
+
+READ_BYTES = 256 << 10
+
+
+class BoundedSocket:
+    """A socket whose operations all end by `deadline` (monotonic seconds)."""
+
+    def __init__(self, inner: socket.socket, deadline: float) -> None:
+        self._inner = inner
+        self.deadline = deadline
+
+    def _armed(self) -> socket.socket:
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the deadline has passed")
+        self._inner.settimeout(left)
+        return self._inner
+
+    def sendall(self, data: bytes | memoryview) -> None:
+        self._armed().sendall(data)
+
+    def recv_into(self, buffer: bytearray) -> int:
+        return self._armed().recv_into(buffer)
+
+    def recv(self, size: int) -> bytes:
+        return self._armed().recv(size)
+
+    def settimeout(self, timeout: float | None) -> None:
+        """The deadline alone decides."""
+
+    def is_quiet(self) -> bool:
+        """Nothing to read: neither the server's farewell nor a reply that nobody asked for."""
+        poller = select.poll()
+        poller.register(self._inner, select.POLLIN)
+        return not poller.poll(0)
+
+    def shutdown(self, how: int) -> None:
+        self._inner.shutdown(how)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class _Bounded:
+    """Mixed into redis-py's connections: its socket becomes a `BoundedSocket`."""
+
+    bounded: BoundedSocket
+    socket_connect_timeout: float
+
+    def _connect(self) -> BoundedSocket:
+        inner: socket.socket = super()._connect()  # type: ignore[misc]
+        self.bounded = BoundedSocket(inner, time.monotonic() + self.socket_connect_timeout)
+        return self.bounded
+
+
+class _Tcp(_Bounded, Connection):
+    pass
+
+
+class _Tls(_Bounded, SSLConnection):
+    pass
+
+
+class _Unix(_Bounded, UnixDomainSocketConnection):
+    pass
+
+
+# redis-py's class -> the same with a bounded socket.
+BOUNDED: dict[Any, Any] = {Connection: _Tcp, SSLConnection: _Tls, UnixDomainSocketConnection: _Unix}
