@@ -71,10 +71,14 @@ class Fold:
             for store, stream in sorted(self.streams.items())
         ]
 
-    def digest(self) -> bytes:
-        """16 bytes: the same for the same knowledge, whatever ids entries have here."""
+    def digest(self, timeout: float = 60.0) -> bytes:
+        """16 bytes: the same for the same knowledge, whatever ids entries have here.
+
+        Raises KvblendError DEADLINE_EXCEEDED if the table cannot be had within `timeout` seconds. It is kept from
+        changing for about a second for a million entries.
+        """
         table = self.table
-        with table.lock:
+        with table.locked(timeout):
             spaces = np.zeros(len(table.numbered), dtype=np.uint64)
             for space in table.spaces.values():
                 spaces[space.number] = _hash64(space.space_id, space.chunk_tokens, space.tenant)

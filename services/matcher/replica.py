@@ -24,6 +24,10 @@ APPLIED = counter("kvblend_matcher_records_applied", "Records of the log that th
 RELOADS = counter("kvblend_matcher_reloads", "Times that the table was loaded from a snapshot.", ("why",))
 SNAPSHOTS = counter("kvblend_matcher_snapshots", "Snapshots written, by outcome.", ("outcome",))
 
+CHUNKS = gauge("kvblend_matcher_chunks", "Entries in the table.")
+BYTES = gauge("kvblend_matcher_table_bytes", "Bytes of the table.")
+EVICTED = gauge("kvblend_matcher_evicted", "Entries that this replica dropped to stay below its memory limit.")
+
 _READ_BYTES = 8 << 20
 _WAIT_SECONDS = 0.5
 _CALL_SECONDS = 5.0
@@ -151,12 +155,13 @@ class Replica:
         """Applies what is new, or waits for it a while."""
         busy = self.fold.table.sweep() or not self.ready
         records = self.log.read(self.fold.position, _READ_BYTES, 0.0 if busy else _WAIT_SECONDS, _CALL_SECONDS)
-        self._heard()
         for record in records:
             self.fold.apply(record.data, record.position)
             APPLIED.inc()
             with self._applied:
                 self._applied.notify_all()
+        # Not before: what cannot be applied does not make the table any younger.
+        self._heard()
         self._look(behind=bool(records))
 
     def _heard(self) -> None:
@@ -171,6 +176,9 @@ class Replica:
         if now - self._looked_at >= _LOOK_SECONDS or not (behind or self.ready):
             self._looked_at = now
             self.end = self.log.end(_CALL_SECONDS).number
+            CHUNKS.set(self.fold.table.chunks)
+            BYTES.set(self.fold.table.size)
+            EVICTED.set(self.fold.table.evicted)
         LAG.set(max(0, self.end - self.fold.position.number))
         if not self.ready and self.fold.position.number >= self.end:
             self.ready = True

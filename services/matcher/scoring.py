@@ -16,15 +16,24 @@ from services.matcher.table import Space, Table
 
 
 def scores(
-    table: Table, space: Space, tokens: TokenArray, names: U64, classes: frozenset[int], is_late: Callable[[], bool]
+    table: Table,
+    space: Space,
+    tokens: TokenArray,
+    names: U64,
+    classes: frozenset[int],
+    timeout: float,
+    is_late: Callable[[], bool],
 ) -> list[matcher_pb2.StoreScore]:
     """Of every owner that has something of the prompt. names: [N, 4], the prompt's full chunks in order.
 
     When there is no more time, owners that were not looked at are left out.
+
+    Raises:
+        KvblendError: DEADLINE_EXCEEDED if the names cannot be looked up within `timeout` seconds.
     """
     query = as_kernel_tokens(tokens)
     owners = table.owners.names
-    prefixes = _prefix_chunks(table, space, names)
+    prefixes = _prefix_chunks(table, space, names, timeout)
     answers = []
     with table.grace.reading():
         found = find_occurrences(table, space, query, [(0, len(query))], table.reader(owners, classes), is_late)
@@ -42,9 +51,9 @@ def scores(
     return answers
 
 
-def _prefix_chunks(table: Table, space: Space, names: U64) -> dict[OwnerName, int]:
+def _prefix_chunks(table: Table, space: Space, names: U64, timeout: float) -> dict[OwnerName, int]:
     """How many leading chunks each owner has."""
-    with table.lock:
+    with table.locked(timeout):
         entries = table.find(space, pb.DOMAIN_EXACT, names)
         missing = np.flatnonzero(entries == NONE)
         entries = entries[: missing[0]] if len(missing) else entries

@@ -11,7 +11,7 @@ from kvblend.v1 import matcher_pb2, matcher_pb2_grpc
 from services.common.errors import KvblendError
 from services.common.identity import SPACE_ID_BYTES, is_chunk_size, validate_spans
 from services.common.lifecycle import Boot
-from services.common.metrics import Latencies, counter, gauge
+from services.common.metrics import Latencies, counter
 from services.common.tokens import decode_tokens
 from services.matcher.answers import segment_columns
 from services.matcher.matching import Query, match, shortfalls
@@ -30,9 +30,6 @@ _CANDIDATES = counter("kvblend_matcher_candidates", "Fingerprints that looked li
 _REFUSED = counter("kvblend_matcher_refused", "Candidates whose tokens differed: false matches of a hash-only matcher.")
 _COVERED = counter("kvblend_matcher_covered_tokens", "Tokens of queries that a cover was found for.")
 _ASKED = counter("kvblend_matcher_asked_tokens", "Tokens of queries that a cover was asked for.")
-_CHUNKS = gauge("kvblend_matcher_chunks", "Entries in the table.")
-_BYTES = gauge("kvblend_matcher_table_bytes", "Bytes of the table.")
-_EVICTED = gauge("kvblend_matcher_evicted", "Entries that this replica dropped to stay below its memory limit.")
 
 _NOTHING = Found([], 0, 0, 0)
 
@@ -102,17 +99,14 @@ class MatcherService(matcher_pb2_grpc.MatcherServiceServicer):
         if space is None:
             return matcher_pb2.ScoreResponse()
         is_late = _is_late(_scan_end(deadline))
-        return matcher_pb2.ScoreResponse(stores=scores(table, space, tokens, names, classes, is_late))
+        return matcher_pb2.ScoreResponse(stores=scores(table, space, tokens, names, classes, _left(deadline), is_late))
 
     def GetMatcherStats(
         self, request: matcher_pb2.GetMatcherStatsRequest, context: grpc.ServicerContext
     ) -> matcher_pb2.GetMatcherStatsResponse:
-        del context
+        deadline = _deadline(context)
         fold = self._replica.fold
         table = fold.table
-        _CHUNKS.set(table.chunks)
-        _BYTES.set(table.size)
-        _EVICTED.set(table.evicted)
         with self._lock:
             counts = (self._matches, self._candidates, self._verified)
         return matcher_pb2.GetMatcherStatsResponse(
@@ -130,7 +124,7 @@ class MatcherService(matcher_pb2_grpc.MatcherServiceServicer):
             applied=fold.applied(),
             log=self._replica.state(),
             latencies=self._latencies.summaries(),
-            state_digest=fold.digest() if request.with_digest else b"",
+            state_digest=fold.digest(_left(deadline)) if request.with_digest else b"",
         )
 
     def PingMatcher(

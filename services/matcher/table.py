@@ -12,13 +12,15 @@ Methods that change the table, and those that look things up by name, take `lock
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from kvblend.v1 import matcher_pb2
+from services.common.errors import KvblendError
 from services.matcher import entry_columns
 from services.matcher.documents import Documents
 from services.matcher.entry_columns import EntryColumns
@@ -148,6 +150,19 @@ class Table:
         self._sweep_at = 0
         # Bytes of what was removed, but waits for readers to leave.
         self._leaving = 0
+
+    @contextmanager
+    def locked(self, timeout: float) -> Iterator[None]:
+        """`lock`, for calls: the writer may have it for some time.
+
+        Raises KvblendError DEADLINE_EXCEEDED if it cannot be had within `timeout` seconds.
+        """
+        if not self.lock.acquire(timeout=max(0.0, timeout)):
+            raise KvblendError("DEADLINE_EXCEEDED", "the table was being changed for all of the call's time")
+        try:
+            yield
+        finally:
+            self.lock.release()
 
     # Reading.
 

@@ -15,6 +15,7 @@ from services.matcher.table import Table
 _STORE, _TIER, _SPACE = "warm-up", "warm-up-tier", bytes(16)
 _CHUNK, _CHUNKS = 32, 600
 _LIMIT = 64 << 20
+_SECONDS = 60.0
 
 
 def compile_kernels() -> None:
@@ -29,7 +30,7 @@ def compile_kernels() -> None:
     query = Query(tokens[5 : 10 * _CHUNK + 20], 0, fold.owners_for(_STORE, 1, _TIER), classes)
     with table.grace.reading():
         shortfalls(table, space, query, match(table, space, query, lambda: False))
-    scores(table, space, query.tokens, hashes_of(_hashes(3)), classes, lambda: False)
+    scores(table, space, query.tokens, hashes_of(_hashes(3)), classes, _SECONDS, lambda: False)
     copy = restore(parts_of(fold, fold.applied()), fold.position, Table(_LIMIT))
     copy.digest()
     table.remove(_SPACE, pb.DOMAIN_SEGMENT, hashes_of(_hashes(_CHUNKS // 2)), tier_owner(_TIER))

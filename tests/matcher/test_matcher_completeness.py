@@ -16,6 +16,7 @@ from matcher_kit import (
 )
 
 from services.matcher.kernels.hashing import BLOCK, random_hashing
+from services.matcher.kernels.runs import _MOST_BEHIND
 from services.matcher.occurrences import _STRETCH
 
 UNKNOWN = 1_000_000
@@ -233,3 +234,20 @@ def test_real_text_in_a_real_template_is_found_to_its_last_token(model_dir: Path
     covered = history.covered(request, chunks)
     assert wanted <= covered
     assert len(covered) < len(query)
+
+
+def test_of_very_many_continuations_of_one_chunk_the_latest_are_known() -> None:
+    """Each goes on for less than a window, so only the walk from the chunk before finds it; that walk is bounded."""
+    count = _MOST_BEHIND + 10
+    first = document_chunks(text(1, 16))
+    behind = [chunk for number in range(count) for chunk in document_chunks(text(1, 16) + text(100 + number, 16))[1:]]
+    history = History(limit=64 << 20)
+    history.add(*first, *behind)
+
+    def covered(number: int) -> int:
+        return len(
+            history.covered(history.ask(text(1, 16) + text(100 + number, 16)[:10] + unknown(30)), [*first, *behind])
+        )
+
+    assert covered(count - 1) == covered(count - _MOST_BEHIND + 5) == 26
+    assert covered(5) == 16

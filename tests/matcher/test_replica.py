@@ -16,6 +16,7 @@ from matcher_service_kit import CONTEXT, LIMIT, SECONDS, FaultyLog, Matcher
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import matcher_pb2
 from services.common.errors import KvblendError
+from services.common.metrics import REGISTRY
 from services.matcher import replica as replica_module
 from services.matcher.fold import Fold
 from services.matcher.log.base import START, Log, Position
@@ -324,6 +325,29 @@ def test_a_follower_that_meets_the_unexpected_tries_again(
     pair.converge()
     assert "out of luck" in capfd.readouterr().out
     assert [len(segments_of(replica.match(ask(DOCUMENT)))) for replica in pair.replicas] == [1, 1]
+
+
+def test_what_cannot_be_applied_makes_the_table_no_younger(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is on call must see it: the age grows and the error stays, although the log itself answers."""
+
+    def failing(self: Fold, data: bytes, position: Position) -> None:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(Fold, "apply", failing)
+    heard_at = pair.replicas[0].replica._heard_at
+    pair.replicas[0].add(*CHUNKS)
+    eventually(lambda: "out of luck" in pair.replicas[0].replica.error)
+    eventually(lambda: pair.replicas[0].replica.age > 0.3)
+    assert "out of luck" in pair.replicas[0].stats.log.error
+    assert pair.replicas[0].replica._heard_at - heard_at < 0.3
+
+
+def test_the_size_of_the_table_is_a_metric_without_being_asked_for(pair: Pair) -> None:
+    pair.replicas[0].add(*CHUNKS)
+    pair.converge()
+    eventually(lambda: REGISTRY.get_sample_value("kvblend_matcher_chunks") == len(CHUNKS))
+    assert REGISTRY.get_sample_value("kvblend_matcher_table_bytes") > 0
+    assert REGISTRY.get_sample_value("kvblend_matcher_evicted") == 0
 
 
 def test_case_58_a_restarted_replica_of_a_file_knows_what_it_knew(tmp_path: Path) -> None:

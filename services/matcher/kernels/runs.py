@@ -31,6 +31,9 @@ from services.matcher.kernels.types import (
 
 # Chunks with fewer tokens are not found by themselves, so all inner chunks of a run have as many.
 _SHORTEST_CHUNK = 16
+# A hundred thousand conversations may go on from one chunk, and nobody looks at the clock meanwhile: some hundred
+# microseconds.
+_MOST_BEHIND = 4096
 
 
 @njit(nogil=True, cache=True)
@@ -100,14 +103,19 @@ def link_occurrences(query: U32, low: int, keys: I64, agreed: I32, columns: Read
 def _best_behind(
     query: U32, end: int, high: int, entry: int, pool: U32, rows: I32, owners: U32, reader: Reader
 ) -> tuple[int, int]:
-    """The chunk behind an entry that agrees with the query for longest from `end` on: (id or NONE, tokens)."""
+    """The chunk behind an entry that agrees with the query for longest from `end` on: (id or NONE, tokens).
+
+    Of very many, the latest are looked at.
+    """
     best = NONE
     most = 0
     token = rows[entry, TOKEN_BEHIND]
     if end >= high or token == NO_TOKEN or (token != ANY_TOKEN and token != np.int32(query[end])):
         return best, most
     behind = np.int64(rows[entry, FIRST_BEHIND])
-    while behind != NONE:
+    looked_at = 0
+    while behind != NONE and looked_at < _MOST_BEHIND:
+        looked_at += 1
         if rows[behind, BEFORE] == entry and serves(rows, owners, behind, reader):
             limit = min(length_of(rows, behind), high - end)
             shared = agreeing(pool, start_of(rows, behind), query, end, limit)
