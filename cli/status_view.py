@@ -171,7 +171,8 @@ def _log(log: matcher_pb2.LogState) -> Text:
     if log.error:
         return Text(f"{log.kind} is away for {format_seconds(log.age_ms / 1e3)}: {log.error}", style="red")
     behind = max(0, log.end_position - log.applied_position)
-    return Text(f"{log.kind} at {log.applied_position:,}, {behind:,} behind · snapshot at {log.snapshot_position:,}")
+    snapshot = f"snapshot at {log.snapshot_position:,}" if log.snapshot_position else "no snapshot yet"
+    return Text(f"{log.kind} at {log.applied_position:,}, {behind:,} behind · {snapshot}")
 
 
 def _latencies(snapshot: Snapshot) -> Table:

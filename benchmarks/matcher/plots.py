@@ -76,8 +76,8 @@ def ratio(section: Row) -> Figure:
                 lines[f"{coverage} %: {ratios[-1]:.3g}x"] = (sizes[-1], ratios[-1], _SHADES[coverage])
         for bound, words in bounds[peer].items():
             axes.axhline(bound, color=_BOUND, linewidth=0.8)
-            axes.annotate(words, (0.01, bound), xycoords=("axes fraction", "data"), va="bottom", fontsize=8,
-                          color=_BOUND, xytext=(0, 1), textcoords="offset points")  # fmt: skip
+            axes.annotate(words, (0.01, bound), xycoords=("axes fraction", "data"), va="top", fontsize=8,
+                          color=_BOUND, xytext=(0, -1), textcoords="offset points")  # fmt: skip
         _across(axes, sorted({row["table"] for row in rows}), _tokens, 3)
         axes.set(ylim=(0, None), xlabel="chunks in the table", title=f"times faster than {_NAMES[peer]}")
         _label_ends(axes, lines)

@@ -44,6 +44,17 @@ def info(server: RedisServer, section: str) -> dict[str, Any]:
         return found
 
 
+def wait_for_master(server: RedisServer) -> None:
+    """Until it has been promoted; whoever promotes it cuts its clients off, also the one who asks here."""
+
+    def is_master() -> bool:
+        with suppress(redis.ConnectionError):
+            return bool(info(server, "replication")["role"] == "master")
+        return False
+
+    wait_until(is_master)
+
+
 def wait_for_replica(replica: RedisServer) -> None:
     wait_until(lambda: info(replica, "replication").get("master_link_status") == "up")
 
@@ -106,7 +117,7 @@ class SentinelSet:
         """The primary is killed; returns when the replica has its place."""
         self.primary.kill()
         self.replica.thaw()
-        wait_until(lambda: info(self.replica, "replication")["role"] == "master")
+        wait_for_master(self.replica)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from log_kit import EPOCH, SECONDS, OpenLog, append_all, drain, is_gap, page, reason_of
-from redis_topologies import cluster, cut_replication, info, port_of, sentinel_set, wait_until
+from redis_topologies import cluster, cut_replication, info, port_of, sentinel_set, wait_for_master, wait_until
 
 from services.common.errors import KvblendError
 from services.matcher.log.base import START, Log, LogGap, Position, Record
@@ -116,7 +116,7 @@ def test_a_cluster_replaces_a_server_whose_last_records_are_lost(opened: OpenLog
             wait_until(lambda: len(follower.records) == 5)
             servers.owner.kill()
             servers.replica.thaw()
-            wait_until(lambda: info(servers.replica, "replication")["role"] == "master")
+            wait_for_master(servers.replica)
             check_what_was_lost(log, follower, kept, lost)
 
 
