@@ -57,13 +57,18 @@ def _same(left: U64, row: int, right: U64, other: int) -> bool:
 
 
 @njit(nogil=True, cache=True)
-def find_entry(names: U64, row: int, space: int, domain: int, heads: I32, known: U64, rows: I32, name_next: I32) -> int:
-    """The space's entry called names[row], or NONE. known: the names of entries."""
+def find_entry(
+    names: U64, row: int, space: int, domain: int, heads: I32, hashes: U64, rows: I32, following: I32
+) -> int:
+    """The space's entry that goes by names[row], or NONE.
+
+    By its own name, in the index of names; or by the name before it, in the index of cohort leaders. hashes: those.
+    """
     entry = heads[_slot(names, row, space, domain, len(heads))]
     while entry != NONE:
-        if _same(known, entry, names, row) and rows[entry, DOMAIN] == domain and rows[entry, SPACE] == space:
+        if _same(hashes, entry, names, row) and rows[entry, DOMAIN] == domain and rows[entry, SPACE] == space:
             return int(entry)
-        entry = name_next[entry]
+        entry = following[entry]
     return NONE
 
 
@@ -88,19 +93,6 @@ def find_entries(names: U64, space: int, domain: int, indexes: NameIndexes, colu
     for row in range(len(names)):
         found[row] = find_entry(names, row, space, domain, heads, known, rows, name_next)
     return found
-
-
-@njit(nogil=True, cache=True)
-def _find_leader(
-    names: U64, row: int, space: int, domain: int, heads: I32, previous: U64, rows: I32, cohort_next: I32
-) -> int:
-    """Leader of the cohort behind the chunk called names[row], or NONE."""
-    entry = heads[_slot(names, row, space, domain, len(heads))]
-    while entry != NONE:
-        if _same(previous, entry, names, row) and rows[entry, DOMAIN] == domain and rows[entry, SPACE] == space:
-            return int(entry)
-        entry = cohort_next[entry]
-    return NONE
 
 
 @njit(nogil=True, cache=True)
@@ -159,7 +151,7 @@ def join_neighbours(
         before = NONE
     if before != NONE and _ends_where(rows, before, entry):
         _follow(before, entry, rows, pool)
-    leader = _find_leader(previous, entry, space, domain, cohort_heads, previous, rows, cohort_next)
+    leader = find_entry(previous, entry, space, domain, cohort_heads, previous, rows, cohort_next)
     if leader == NONE:
         chain_in(entry, cohort_heads, previous, rows, cohort_next)
         if before != NONE:
@@ -171,7 +163,7 @@ def join_neighbours(
         if following != NONE:
             prior_sibling[following] = entry
         rows[leader, NEXT_SIBLING] = entry
-    behind = _find_leader(names, entry, space, domain, cohort_heads, previous, rows, cohort_next)
+    behind = find_entry(names, entry, space, domain, cohort_heads, previous, rows, cohort_next)
     rows[entry, FIRST_BEHIND] = behind
     while behind != NONE:
         if _ends_where(rows, entry, behind):
