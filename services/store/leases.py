@@ -44,6 +44,8 @@ class Holder:
     key: HolderKey
     tenant: str
     touched: float
+    # Its request has ended; only copies that still run are left.
+    ended: bool = False
     leases: dict[int, Lease] = field(default_factory=dict)
     # What was taken away from it, and why.
     lost: dict[Ref, pb.Reason] = field(default_factory=dict)
@@ -71,6 +73,7 @@ class LeaseTable:
         requests = self._sessions.setdefault(key.session, {})
         holder = requests.setdefault(key.request_id, {}).setdefault(key, Holder(key, tenant, now))
         holder.touched = now
+        holder.ended = False
         return holder
 
     def _forget(self, holder: Holder) -> None:
@@ -177,17 +180,24 @@ class LeaseTable:
         lease = holder.leases.get(ref[0]) if holder else None
         return lease is not None and lease.ref == ref and lease.busy > 0
 
-    def end(self, key: HolderKey, ref: Ref) -> None:
-        """One copy has stopped; with the last one the lease ends. Unknown ones are ignored."""
+    def end(self, key: HolderKey, ref: Ref, again: float | None = None) -> None:
+        """One copy has stopped; with the last one the lease ends. Unknown ones are ignored.
+
+        `again`: now, if it is to be HELD from now on instead, while its request goes on and the chunk is there.
+        """
         holder = self._find(key)
         lease = holder.leases.get(ref[0]) if holder else None
-        if lease is not None and lease.ref == ref and lease.busy:
-            self._end_copies(lease, 1)
+        if holder is None or lease is None or lease.ref != ref or not lease.busy:
+            return
+        keep = again is not None and not holder.ended and lease.chunk.resident
+        if again is not None and keep:
+            self.acquire(key, holder.tenant, lease.chunk, [(ref, lease.size)], again)
+        self._end_copies(lease, 1, keep)
 
-    def _end_copies(self, lease: Lease, copies: int) -> None:
+    def _end_copies(self, lease: Lease, copies: int, keep: bool = False) -> None:
         lease.busy -= copies
         lease.chunk.protectors -= copies
-        if not lease.busy:
+        if not lease.busy and not keep:
             self._drop(lease)
         for _ in range(copies):
             self._copy_stopped(lease.ref[0])
@@ -225,6 +235,7 @@ class LeaseTable:
         if holder.leases:
             # Its copies still run: found again by `end` under the same key.
             holder.lost.clear()
+            holder.ended = True
         else:
             self._forget(holder)
 
