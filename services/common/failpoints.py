@@ -138,6 +138,12 @@ def _replace(points: dict[str, _Armed]) -> None:
         _passages.clear()
 
 
-if os.environ.get(VARIABLE):
-    _replace(parse(os.environ[VARIABLE]))
-    _log.warning("failpoints are armed: this process is under test", points=os.environ[VARIABLE])
+def arm_from_environment() -> None:
+    """What the variable says. Raises ValueError."""
+    text = os.environ.get(VARIABLE, "")
+    _replace(parse(text))
+    if text:
+        _log.warning("failpoints are armed: this process is under test", points=text)
+
+
+arm_from_environment()
