@@ -4,6 +4,7 @@ It holds its sessions' files, maps the arena and copies in two halves, so that i
 """
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -111,6 +112,11 @@ class Client:
         self._answers: dict[str, Answer] = {}
         self._filled: list[tuple[int, int]] = []
 
+    @staticmethod
+    def _id(request: str) -> str:
+        """Ids are each client's own: equal ones would be ranks of one request, which read one answer."""
+        return f"{os.getpid()} {request}"
+
     def open(self) -> int:
         """A session with the store as it is now. The one before is lost, its copies may still run."""
         with open_channel(self._store.target) as channel:
@@ -143,7 +149,7 @@ class Client:
             self.abort(number)
         for request, answer in self._answers.items():
             answer.finish(keep=False)
-            answer.agent.call("EndRequest", _SECONDS, request_id=request)
+            answer.agent.call("EndRequest", _SECONDS, request_id=self._id(request))
         self._answers.clear()
         self.drain()
 
@@ -155,23 +161,28 @@ class Client:
         return {"names": write.names(), "chunks": chunks}
 
     def copy(self, number: int, half: int) -> None:
-        self._writes[number].copy(half)
+        if number in self._writes:
+            self._writes[number].copy(half)
 
     def commit(self, number: int) -> list[int]:
-        write = self._writes.pop(number)
+        """Reasons; none for what has been drained."""
+        write = self._writes.pop(number, None)
+        if write is None or not write.objects:
+            return []
         write.copy(0)
         write.copy(1)
-        return write.commit() if write.objects else []
+        return write.commit()
 
     def abort(self, number: int) -> None:
-        write = self._writes.pop(number)
-        write.agent.call("Abort", _SECONDS, reservation_id=write.number)
+        write = self._writes.pop(number, None)
+        if write is not None:
+            write.agent.call("Abort", _SECONDS, reservation_id=write.number)
 
     def lookup(self, request: str, tokens: list[int]) -> dict[str, Any]:
         agent = self._agents[-1]
-        objects, summary = agent.lookup([*tokens, 1], request, _SECONDS)
+        objects, summary = agent.lookup([*tokens, 1], self._id(request), _SECONDS)
         before = self._answers.get(request)
-        answer = self._answers[request] = Answer(agent, request, objects)
+        answer = self._answers[request] = Answer(agent, self._id(request), objects)
         if before is not None and before.agent is agent:
             answer.running = before.running
         return {
@@ -195,7 +206,7 @@ class Client:
             answer.agent.call("ReleaseLeases", _SECONDS, request=answer.key, objects=_refs(answer.objects))
 
     def end_request(self, request: str) -> None:
-        self._agents[-1].call("EndRequest", _SECONDS, request_id=request)
+        self._agents[-1].call("EndRequest", _SECONDS, request_id=self._id(request))
 
     def fill(self, seed: int, chunks: int) -> list[str]:
         """Stores new text and reads it back."""
