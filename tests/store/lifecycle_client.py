@@ -57,28 +57,30 @@ class Write:
 
 
 class Answer:
-    """A lookup's objects, and the copies of them that run."""
+    """A lookup's objects, and the copies that run of them and of those of earlier attempts."""
 
-    def __init__(self, agent: Agent, request: str, objects: list[store_pb2.LeasedObject]) -> None:
+    def __init__(self, agent: Agent, key: pb.RequestKey, objects: list[store_pb2.LeasedObject]) -> None:
         self.agent = agent
-        self.key = pb.RequestKey(request_id=request, attempt=1)
+        self.key = key
         self.objects = objects
-        self.running: list[tuple[store_pb2.LeasedObject, bytes]] = []
+        self.running: list[tuple[pb.RequestKey, store_pb2.LeasedObject, bytes]] = []
 
     def begin(self) -> list[int]:
         answer = self.agent.call("BeginCopy", _SECONDS, request=self.key, objects=_refs(self.objects))
         for item, reason in zip(self.objects, answer.reasons, strict=True):
             if not reason:
                 view = self.agent.view(item.place)
-                self.running.append((item, bytes(view[: len(view) // 2])))
+                self.running.append((self.key, item, bytes(view[: len(view) // 2])))
         return list(answer.reasons)
 
     def finish(self, keep: bool) -> list[str]:
         """What became of each copy: good, wrong, or stale if the block was taken away."""
         running, self.running = self.running, []
-        found = [self._compare(item, first) for item, first in running]
-        refs = _refs([item for item, _ in running])
-        self.agent.call("EndCopy", _SECONDS, request=self.key, objects=refs, keep=keep)
+        found = [self._compare(item, first) for _, item, first in running]
+        for attempt in {key.attempt for key, _, _ in running}:
+            key = pb.RequestKey(request_id=self.key.request_id, attempt=attempt)
+            refs = _refs([item for key, item, _ in running if key.attempt == attempt])
+            self.agent.call("EndCopy", _SECONDS, request=key, objects=refs, keep=keep)
         return found
 
     def peek(self) -> list[str]:
@@ -111,6 +113,12 @@ class Client:
         self._writes: dict[int, Write] = {}
         self._answers: dict[str, Answer] = {}
         self._filled: list[tuple[int, int]] = []
+        self._attempts = 0
+
+    def _next_attempt(self, request: str) -> pb.RequestKey:
+        """An attempt has one answer, however often it is asked for."""
+        self._attempts += 1
+        return pb.RequestKey(request_id=self._id(request), attempt=self._attempts)
 
     @staticmethod
     def _id(request: str) -> str:
@@ -180,9 +188,10 @@ class Client:
 
     def lookup(self, request: str, tokens: list[int]) -> dict[str, Any]:
         agent = self._agents[-1]
-        objects, summary = agent.lookup([*tokens, 1], self._id(request), _SECONDS)
+        key = self._next_attempt(request)
+        objects, summary = agent.lookup([*tokens, 1], key, _SECONDS)
         before = self._answers.get(request)
-        answer = self._answers[request] = Answer(agent, self._id(request), objects)
+        answer = self._answers[request] = Answer(agent, key, objects)
         if before is not None and before.agent is agent:
             answer.running = before.running
         return {
