@@ -29,7 +29,13 @@ class ServiceSettings(BaseSettings):
     )
     metrics_port: int = Field(0, ge=0, le=65535, description="TCP port of the Prometheus page; 0: none.")
     threads: int = Field(
-        16, ge=2, le=256, description="Calls served at once, without session streams; more are refused as OVERLOADED."
+        16, ge=2, le=256, description="Calls served at once, without session streams; more wait for their turn."
+    )
+    waiting_calls: int = Field(
+        1024,
+        ge=0,
+        le=100_000,
+        description="Calls that may wait: a burst of many engines is no overload. More are refused as OVERLOADED.",
     )
     drain_seconds: float = Field(
         2.0, ge=0, le=300, description="Seconds between not-ready and stop, so that balancers notice; > probe period."

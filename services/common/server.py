@@ -171,7 +171,7 @@ class GrpcServer:
             pool,
             interceptors=[self._calls],
             options=_SERVER_OPTIONS + (_AGING_OPTIONS if replicated else []),
-            maximum_concurrent_rpcs=settings.threads + _SESSION_THREADS,
+            maximum_concurrent_rpcs=settings.threads + _SESSION_THREADS + settings.waiting_calls,
         )
         self.health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.grpc)

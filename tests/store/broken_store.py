@@ -3,8 +3,11 @@
 from typing import Any
 
 from services.common.arena_format import BlockState
+from services.store.catalog import Chunk
 from services.store.headers import HeaderTable
 from services.store.leases import LeaseTable
+from services.store.publisher import NoMatchers
+from services.store.state import StoreState
 from services.store.writes import Writes
 
 
@@ -50,9 +53,21 @@ def revokes_busy() -> None:
     LeaseTable.is_copied = lambda self, header: False  # type: ignore[method-assign]
 
 
-def break_it(fault: str) -> None:
-    """Breaks the store of this process."""
-    FAULTS[fault]()
+def keeps_evictions_to_itself() -> None:
+    """Matchers are not told of what has left."""
+    remove = StoreState.remove
+
+    def broken(self: Any, chunk: Any, reason: Any) -> None:
+        outbox, self._outbox = self._outbox, NoMatchers("", 0)
+        remove(self, chunk, reason)
+        self._outbox = outbox
+
+    StoreState.remove = broken  # type: ignore[method-assign]
+
+
+def publishes_halves() -> None:
+    """Matchers are told of a chunk before its last rank has committed."""
+    Chunk.complete = property(lambda self: bool(self.objects))  # type: ignore[assignment, method-assign]
 
 
 FAULTS = {
@@ -61,3 +76,12 @@ FAULTS = {
     "accepts late commits": accepts_late_commits,
     "revokes busy": revokes_busy,
 }
+PUBLISHING_FAULTS = {
+    "keeps evictions to itself": keeps_evictions_to_itself,
+    "publishes halves": publishes_halves,
+}
+
+
+def break_it(fault: str) -> None:
+    """Breaks the store of this process."""
+    (FAULTS | PUBLISHING_FAULTS)[fault]()

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from process_kit import StoreProcess
-from zygote import Forked, Zygote
+from zygote import Zygote
 
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import store_pb2, store_pb2_grpc
 from services.common.arena_format import open_catalog
 from services.common.channels import open_channel
-from services.common.failpoints import VARIABLE
 
 _SECONDS = 60.0
 
@@ -99,23 +98,19 @@ class World:
     def __init__(self, tenants: Sequence[str], *flags: str, kind: str = "store") -> None:
         """`kind`: "store", or a fault of broken_store.py."""
         self._zygote = Zygote()
-        self._kind = kind
         self._directory = Path(tempfile.mkdtemp(prefix="kvb-", dir="/dev/shm"))
         self._tenants = tenants
         self._clients: dict[int, ClientProcess] = {}
         self._channel = open_channel(f"unix:{self._directory}/store.sock")
         self._stub: Any = store_pb2_grpc.StoreServiceStub(self._channel)  # type: ignore[no-untyped-call]
-        self.store = StoreProcess(self._directory, *flags, arena_bytes=1 << 20, slab_bytes=1 << 18, spawn=self._spawn)
+        self.store = StoreProcess(
+            self._directory, *flags, arena_bytes=1 << 20, slab_bytes=1 << 18, spawn=self._zygote.spawner(kind)
+        )
         self.epoch = 0
         self.restarts = 0
         # Examples that failed.
         self.failures = 0
         self.restart()
-
-    def _spawn(self, command: list[str], stdout: Any, stderr: Any, env: dict[str, str]) -> Forked:
-        arguments = command[command.index("services.store") + 1 :]
-        with open(os.devnull) as nothing:
-            return self._zygote.fork([self._kind, *arguments], nothing, stdout, stderr, **{VARIABLE: env[VARIABLE]})
 
     def restart(self, failpoints: str = "") -> None:
         """Kill -9 and a new start; one that dies while it starts is started once more, without failpoints."""

@@ -473,7 +473,7 @@ class LifecycleMachine(RuleBasedStateMachine):
 
 
 LIMITS = settings(
-    max_examples=int(os.environ.get("KVBLEND_LIFECYCLE_EXAMPLES", "16")),
+    max_examples=int(os.environ.get("KVBLEND_LIFECYCLE_EXAMPLES", "12")),
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=list(HealthCheck),

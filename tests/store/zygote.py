@@ -10,9 +10,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
+
+VARIABLE = "KVBLEND_FAILPOINTS"
 
 
 class Forked:
@@ -56,6 +58,16 @@ class Zygote:
         message = json.dumps([program, environment]).encode()
         socket.send_fds(self._channel, [message], [s if isinstance(s, int) else s.fileno() for s in streams])
         return Forked(int(self._channel.recv(64)))
+
+    def spawner(self, kind: str = "store") -> Callable[..., Forked]:
+        """Starts stores as StoreProcess asks for it."""
+
+        def spawn(command: list[str], stdout: Any, stderr: Any, env: dict[str, str]) -> Forked:
+            arguments = command[command.index("services.store") + 1 :]
+            with open(os.devnull) as nothing:
+                return self.fork([kind, *arguments], nothing, stdout, stderr, **{VARIABLE: env[VARIABLE]})
+
+        return spawn
 
     def close(self) -> None:
         self._channel.close()
