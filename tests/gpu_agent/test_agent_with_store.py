@@ -4,6 +4,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -188,3 +189,38 @@ def test_a_stopped_agent_that_still_copies_corrupts_nothing(shm_dir: Path) -> No
                 buffer[0, 512:].zero_()
         assert served >= 256
         victim.wait_for(lambda: stack.stats().quarantined_objects == 0, 15)
+
+
+def test_leases_that_gave_way_under_pressure_are_told_range_by_range(shm_dir: Path) -> None:
+    """The store takes the oldest leases for a text that needs more room than is left; the engine computes those."""
+    with closing(Stack(shm_dir, arena_mib=40)) as stack:
+        stack.start_matcher()
+        stack.start_store()
+        stack.start_agent()
+        rig = stack.rig("agent", BIG)
+        # A chunk has half a MiB. Leases may protect 20 MiB; the text that follows needs 32.
+        text = list(range(512))
+        assert {name for name, _ in outcomes(rig.store(text, blocks(0)))} == {"STORED"}
+        assert rig.lookup([*text, 1], "leased").prefix_tokens == 512
+        answer = store_all(rig, [2000 + token for token in range(1024)])
+        assert {name for name, _ in outcomes(answer)} == {"STORED"}, "a lease is never a reason to refuse"
+        response = rig.retrieve(pb.SlotMap(block_ids=b"\0\0\0\0"), "leased")
+        lost = [(first, end) for first, end, reason in failures(response) if reason == "LEASE_REVOKED"]
+        assert len(lost) == len(response.failed) >= 1
+        covered = sorted([*lost, *ranges(response.written)])
+        assert (covered[0][0], covered[-1][1]) == (0, 512)
+        assert all(one[1] == two[0] for one, two in pairwise(covered))
+        assert unused_leases(stack) == (0, 0)
+
+
+def test_kept_leases_are_held_between_retrieves(stack: Stack) -> None:
+    rig = stack.rig("agent", SHAPE)
+    text = [token + 300_000 for token in TEXT]
+    others = unused_leases(stack)[0]
+    rig.store(text, STORED)
+    rig.lookup([*text, 7], "kept")
+    for _ in range(3):
+        assert ranges(rig.retrieve(OTHER, "kept", keep_leases=True).written) == [(0, len(text))]
+        assert unused_leases(stack) == (others + 5, 0)
+    rig.end("kept")
+    rig.wait_for(lambda: unused_leases(stack) == (others, 0))
