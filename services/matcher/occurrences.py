@@ -16,7 +16,7 @@ _FIRST_CAPACITY = 4096
 # A query of one repeated token over many such chunks has far too many occurrences: the rest is left out.
 MOST_OCCURRENCES = 1 << 20
 # Positions between two looks at the clock: some hundred microseconds of scanning.
-_STRETCH = 1 << 17
+_STRETCH = 1 << 16
 
 
 @dataclass(frozen=True)

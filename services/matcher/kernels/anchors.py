@@ -18,6 +18,9 @@ _SPANS_IN_WINDOW = 8
 _MIX = np.uint32(0x9E3779B1)
 # A key's lower bits are the position, in a block and behind it: the first of two equal tokens is the lesser.
 _PLACE = np.uint32((1 << 13) - 1)
+_MIXED = np.uint32(0xFFFF_FFFF - ((1 << 13) - 1))
+# No position's.
+_NO_KEY = np.uint32(0xFFFF_FFFF)
 
 
 @njit(nogil=True, cache=True)
@@ -32,11 +35,16 @@ def width_of(window: int) -> int:
     return window - span_of(window) + 1
 
 
+@njit(nogil=True, cache=True, inline="always")
+def _key(token: np.uint32, place: int) -> np.uint32:
+    return np.uint32((np.uint32(token * _MIX) & _MIXED) | np.uint32(place))
+
+
 @njit(nogil=True, cache=True)
 def key_places(tokens: U32, keys: U32) -> None:
     """Keys of positions, whose least in a stretch is its anchor."""
     for place in range(len(tokens)):
-        keys[place] = (tokens[place] * _MIX & ~_PLACE) | np.uint32(place)
+        keys[place] = _key(tokens[place], place)
 
 
 @njit(nogil=True, cache=True)
@@ -52,19 +60,23 @@ def double_span(least: U32, span: int, doubled: U32) -> None:
 @njit(nogil=True, cache=True)
 def anchors_of(least: U32, places: I32) -> int:
     """Of stretches that begin one behind another: their anchors, each once; returns how many."""
-    count = 0
-    prior = ~np.uint32(0)
-    for key in least:
-        places[count] = np.int32(key & _PLACE)
-        count += key != prior
-        prior = key
-    return count
+    places[0] = np.int32(least[0] & _PLACE)
+    prior = least[:-1]
+    behind = least[1:]
+    # Unsigned: a place that cannot be negative is not checked for that.
+    last = np.uint64(0)
+    for stretch in range(behind.shape[0]):
+        last += np.uint64(behind[stretch] != prior[stretch])
+        places[last] = np.int32(behind[stretch] & _PLACE)
+    return np.int64(last) + 1
 
 
 @njit(nogil=True, cache=True)
 def anchor_of(tokens: U32, start: int, span: int) -> int:
     """The anchor of the text at tokens[start:], counted from its start."""
-    least = ~np.uint32(0)
-    for place in range(span):
-        least = min(least, np.uint32((tokens[start + place] * _MIX & ~_PLACE) | np.uint32(place)))
+    least = _NO_KEY
+    # A slice: its places need no check for negative ones, so that this is vectorised.
+    beginning = tokens[start : start + span]
+    for place in range(beginning.shape[0]):
+        least = min(least, _key(beginning[place], place))
     return np.int64(least & _PLACE)

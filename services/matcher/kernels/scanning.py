@@ -1,8 +1,9 @@
-"""The scan: every position of a query against every window class, block by block.
+"""The scan: every window class against a query, block by block.
 
-For each block: terms and prefix sums once; then, for each class in use, fingerprints, filter words, and a look at only
-those windows that the filter lets pass. The steps are loops of their own without branches, so that they are
-vectorised and their cache misses overlap. What a fingerprint leads to is compared token by token.
+For each block: terms and prefix sums once, and keys of its tokens; then, for each class in use, the positions where a
+text's anchor may be (anchors.py; of a small class: all), fingerprints, filter words, and a look at only those windows
+that the filter lets pass. The steps are loops of their own without branches, so that they are vectorised and their
+cache misses overlap. What a fingerprint leads to is compared token by token.
 """
 
 import numpy as np
@@ -36,6 +37,7 @@ PAIRS, CANDIDATES, VERIFIED, STOPPED = range(4)
 FULL, BUSY = 1, 2
 # Tokens compared before a scan returns for a look at the clock: some hundred microseconds.
 _COMPARED_AT_MOST = 1 << 20
+_WITHOUT_LIMIT = 1 << 62
 # Pairs of a block from which on insertion is not the way to sort them.
 _MANY = 64
 # Tokens in a cache line.
@@ -118,43 +120,47 @@ def _fetch(first: U64, count: int, window: int, rows: I32, pool: U32) -> None:
 
 @njit(nogil=True, cache=True)
 def _collect(
-    tokens: U32, at: int, low: int, stop: int, high: int, window: int, node: int, buckets: Buckets, pool: U32,
-    rows: I32, owners: U32, reader: Reader, out: Output,
+    tokens: U32, places: I32, found: I32, low: int, stop: int, high: int, window: int, nodes: U64, pool: U32, rows: I32,
+    owners: U32, reader: Reader, keys: I64, agreements: I32, counts: I64, compared: int, at_most: int,
 ) -> int:  # fmt: skip
-    """Walks a bucket from the first node with the fingerprint of the window at `at` on, for texts that begin in
-    [low, stop).
+    """Texts that begin in [low, stop), of those that have the fingerprint of the window at low + places[i]: found[i] is
+    the first node with it, from there on the bucket is walked.
 
-    Returns the tokens compared, or NONE if the output is full.
+    Returns `compared` and the tokens compared here, not many more than at_most; or NONE if the output is full.
     """
-    nodes, counts = buckets.nodes, out.counts
-    compared = 0
     span = span_of(window)
-    value = np.uint32(nodes[node, WORD] >> np.uint64(ENTRY_BITS))
-    while node != NONE:
-        word = nodes[node, WORD]
-        if np.uint32(word >> np.uint64(ENTRY_BITS)) == value:
+    for index in range(len(found)):
+        node = np.int64(found[index])
+        value = np.uint32(nodes[node, WORD] >> np.uint64(ENTRY_BITS))
+        while node != NONE:
+            word = nodes[node, WORD]
+            node = next_of(nodes, node)
+            if np.uint32(word >> np.uint64(ENTRY_BITS)) != value:
+                continue
             entry = np.int64(word & np.uint64(ENTRY_MASK))
             start = start_of(rows, entry)
-            position = at - anchor_of(pool, start, span)
+            position = low + places[index] - anchor_of(pool, start, span)
             compared += 16
-            if low <= position < stop:
-                limit = min(length_of(rows, entry), high - position)
-                agreed = agreeing(pool, start, tokens, position, limit)
-                compared += agreed
-                counts[CANDIDATES] += 1
-                if agreed >= window:
-                    counts[VERIFIED] += 1
-                    while entry != NONE:
-                        if reaches(rows, owners, entry, reader):
-                            pairs = counts[PAIRS]
-                            if pairs == len(out.keys):
-                                return NONE
-                            out.keys[pairs] = (np.int64(position) << ENTRY_BITS) | entry
-                            out.agreed[pairs] = agreed
-                            counts[PAIRS] = pairs + 1
-                        compared += 1
-                        entry = np.int64(rows[entry, NEXT_SAME])
-        node = next_of(nodes, node)
+            if position < low or position >= stop:
+                continue
+            agreed = agreeing(pool, start, tokens, position, min(length_of(rows, entry), high - position))
+            compared += agreed
+            counts[CANDIDATES] += 1
+            if agreed < window:
+                continue
+            counts[VERIFIED] += 1
+            while entry != NONE:
+                if reaches(rows, owners, entry, reader):
+                    pairs = counts[PAIRS]
+                    if pairs == len(keys):
+                        return NONE
+                    keys[pairs] = (position << ENTRY_BITS) | entry
+                    agreements[pairs] = agreed
+                    counts[PAIRS] = pairs + 1
+                compared += 1
+                entry = np.int64(rows[entry, NEXT_SAME])
+        if compared > at_most:
+            return compared
     return compared
 
 
@@ -199,12 +205,15 @@ def scan(
     passed = np.empty(BLOCK, dtype=np.int32)
     found = np.empty(BLOCK, dtype=np.int32)
     starts = np.empty(BLOCK + 1, dtype=np.uint64)
-    pool, rows, owners, counts = columns.pool, columns.rows, columns.owners, out.counts
+    pool, rows, owners = columns.pool, columns.rows, columns.owners
+    occurrences, agreements, counts = out.keys, out.agreed, out.counts
     compared = 0
     counts[STOPPED] = 0
     position = first
     while position < last:
         size = min(block, last - position)
+        # One position is never undone for this.
+        at_most = _COMPARED_AT_MOST if size > 1 else _WITHOUT_LIMIT
         pairs, candidates, verified = counts[PAIRS], counts[CANDIDATES], counts[VERIFIED]
         sum_terms(tokens[position : min(high, position + size + widest)], hashing, sums)
         span = 1
@@ -218,6 +227,7 @@ def scan(
             if window == 0 or usable <= 0:
                 continue
             buckets = indexes[class_]
+            nodes = buckets.nodes
             # Classes ascend.
             while span < span_of(window):
                 keyed -= span
@@ -234,18 +244,18 @@ def scan(
             _filter(hashes[:count], buckets.bits, words, flags.view(np.uint8))
             known = _known(hashes, passed, _passed(flags[: (count + 7) // 8], passed), buckets, found, starts)
             _fetch(starts, known, window, rows, pool)
-            for index in range(known):
-                at = position + (places[passed[index]] if span > 1 else passed[index])
-                more = _collect(
-                    tokens, at, position, position + usable, high, window, found[index], buckets, pool, rows, owners,
-                    reader, out,
-                )  # fmt: skip
-                compared += max(more, 0)
-                if more == NONE or (compared > _COMPARED_AT_MOST and size > 1):
-                    counts[PAIRS], counts[CANDIDATES], counts[VERIFIED] = pairs, candidates, verified
-                    counts[STOPPED] = FULL if more == NONE else BUSY
-                    return position
-        _order(out.keys[pairs : counts[PAIRS]], out.agreed[pairs : counts[PAIRS]])
+            if span > 1:
+                for index in range(known):
+                    passed[index] = places[passed[index]]
+            compared = _collect(
+                tokens, passed[:known], found[:known], position, position + usable, high, window, nodes, pool, rows,
+                owners, reader, occurrences, agreements, counts, compared, at_most,
+            )  # fmt: skip
+            if compared == NONE or compared > at_most:
+                counts[PAIRS], counts[CANDIDATES], counts[VERIFIED] = pairs, candidates, verified
+                counts[STOPPED] = FULL if compared == NONE else BUSY
+                return position
+        _order(occurrences[pairs : counts[PAIRS]], agreements[pairs : counts[PAIRS]])
         position += size
         if compared > _COMPARED_AT_MOST:
             counts[STOPPED] = BUSY
