@@ -181,7 +181,13 @@ class Lookups:
         left = deadline - time.monotonic()
         if left <= 0:
             raise KvblendError("DEADLINE_EXCEEDED", "no time was left to ask the store")
-        stream = self._link.client.lookup(request, left)
+        with self._link.client.latencies.timed("store.Lookup"):
+            return self._receive(job, request, left, objects)
+
+    def _receive(
+        self, job: LookupJob, request: store.LookupRequest, timeout: float, objects: list[store.LeasedObject]
+    ) -> store.LookupSummary:
+        stream = self._link.client.lookup(request, timeout)
         job.attach(stream.cancel)
         try:
             for response in stream:
