@@ -18,7 +18,7 @@ from kvblend.v1 import matcher_pb2, matcher_pb2_grpc
 from services.common.channels import open_channel
 
 # KV of a token has few bytes, so that many chunks fit into a small arena: a lookup moves none of them.
-LAYERS, HEADS, HEAD_SIZE = 1, 1, 8
+LAYERS, HEADS, HEAD_SIZE = 1, 2, 8
 _DTYPE = pb.DTYPE_BFLOAT16
 _MOST_TOKENS = 1 << 17
 _CALL_SECONDS = 60.0
@@ -94,7 +94,7 @@ class Engine:
             lookups.append(1e3 * (middle - start))
             ends.append(1e3 * (stop - middle))
             found.append(answer)
-        return {"lookup_ms": lookups, "end_ms": ends, **_found(found)}
+        return {"lookup_ms": lookups, "end_ms": ends, "found": _found(found)}
 
     def no_op(self, count: int) -> dict[str, Any]:
         """Round trips of the same prompts to a server that does nothing; milliseconds."""
@@ -110,7 +110,12 @@ class Engine:
 def _found(answers: list[LookupResult]) -> dict[str, Any]:
     """Of the answer with the least: tokens and segments."""
     least = min(answers, key=lambda answer: answer.covered_tokens)
-    return {"prefix_tokens": least.prefix_tokens, "covered_tokens": least.covered_tokens, "segments": len(least.segments)}
+    return {
+        "prefix_tokens": least.prefix_tokens,
+        "covered_tokens": least.covered_tokens,
+        "segments": len(least.segments),
+        "shortfalls": {shortfall.reason: shortfall.tokens for shortfall in least.shortfalls},
+    }
 
 
 if __name__ == "__main__":

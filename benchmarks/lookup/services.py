@@ -9,19 +9,15 @@ from typing import Any
 import grpc
 
 from benchmarks.common.processes import Piped, cores, piped
-from benchmarks.lookup.engine import HEAD_SIZE, HEADS, LAYERS
 from benchmarks.lookup.plan import Plan
-from benchmarks.matcher import data
 from benchmarks.matcher.matchers import folder, started
 from cli.local import LocalServices
 from kvblend.v1 import agent_pb2, agent_pb2_grpc, matcher_pb2, matcher_pb2_grpc, store_pb2, store_pb2_grpc
 
 _CALL_SECONDS = 10.0
-# Payload, and what a block has beside it: tokens, identity, rounding to pages.
-_PAYLOAD_BYTES = LAYERS * 2 * HEADS * HEAD_SIZE * 2 * data.CHUNK_TOKENS
-_BLOCK_BYTES = _PAYLOAD_BYTES + 8192
-# Leases of one request may protect half of the arena, and eviction must not begin.
-_ROOM = 1.5
+# An arena has one header for so many bytes; blocks here are smaller. Eviction must not begin.
+_BYTES_PER_CHUNK = 32 << 10
+_ROOM = 1.1
 _NO_OP = ["benchmarks.matcher.server", "--kind", "sync", "--call", "no-op", "--chunks", "0"]
 
 
@@ -54,7 +50,7 @@ class Services:
 @contextmanager
 def services(plan: Plan) -> Iterator[Services]:
     """Started and empty."""
-    arena = int(plan.stored_chunks * _BLOCK_BYTES * _ROOM)
+    arena = int(plan.stored_chunks * _BYTES_PER_CHUNK * _ROOM)
     anywhere = ",".join(map(str, cores()))
     with LocalServices(arena_bytes=arena) as local, folder() as where, started(where, "no-op", _NO_OP) as no_op:
         engines = {

@@ -60,9 +60,12 @@ def _row(plan: Plan, running: Services, tokens: int, prompt: str, count: int) ->
     engines = running.engines[:count]
     for engine in engines:
         numbers = _numbers(plan, prompt)
-        engine.ask("prepare", tokens=tokens, coverage=COVERAGE.get(prompt, 0), table=plan.chunks, numbers=numbers)
+        engine.ask("prepare", tokens=tokens, coverage=COVERAGE[prompt], table=plan.chunks, numbers=numbers)
     at_once(engines, "look_up", count=_WARM_UP_CALLS)
     answers = at_once(engines, "look_up", count=plan.calls // count)
+    found = answers[0]["found"]
+    if found["covered_tokens"] < tokens * (COVERAGE[prompt] or 100) // 100 - 1:
+        raise RuntimeError(f"not all of a prompt was found that is stored: {found}")
     gone = _seconds_until_gone(running)
     took = running.latencies()
     lookups = latencies([ms for answer in answers for ms in answer["lookup_ms"]])
@@ -74,7 +77,7 @@ def _row(plan: Plan, running: Services, tokens: int, prompt: str, count: int) ->
         "end": latencies([ms for answer in answers for ms in answer["end_ms"]]),
         "leases_gone_ms": 1e3 * gone,
         "no_op": latencies(_no_op(engines, plan.calls // count)),
-        "found": {name: answers[0][name] for name in ("prefix_tokens", "covered_tokens", "segments")},
+        "found": found,
         "where": _where(lookups["p50_ms"], took, prompt),
     }
 
@@ -115,5 +118,5 @@ def _words(row: Row) -> str:
     return (
         f"{row['tokens']:>8,} {row['prompt']:>12} {row['engines']} engines   p50 {row['lookup']['p50_ms']:.2f} "
         f"p99 {row['lookup']['p99_ms']:.2f} ms   end {row['end']['p50_ms']:.2f} gone {row['leases_gone_ms']:.0f}   no-op "
-        f"{row['no_op']['p50_ms']:.2f}   [{parts}]   {row['found']['segments']} segments"
+        f"{row['no_op']['p50_ms']:.2f}   ({parts})   {row['found']['segments']} segments"
     )
