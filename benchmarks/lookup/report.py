@@ -28,7 +28,9 @@ def _targets() -> Iterator[Target]:
     for tokens, bound in _LONGEST_MS.items():
         of_this = f"{tokens >> 10} K tokens, every chunk shifted, 1 engine"
         yield at_most(
-            f"lookup, {of_this}, p50 ms", bound, lambda section, tokens=tokens: _full(section, tokens)["lookup"]["p50_ms"]
+            f"lookup, {of_this}, p50 ms",
+            bound,
+            lambda section, tokens=tokens: _full(section, tokens)["lookup"]["p50_ms"],
         )
         yield at_most(
             f"ending it, {of_this}, p50 ms",
