@@ -12,7 +12,7 @@ PROMPTS = (PREFIX, SHIFTED, HALF)
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes in tokens; `chunks` of the library are stored beside the prompts; `calls` of each row, all engines together."""
+    """Sizes in tokens. `chunks` of the library are stored beside the prompts; `calls` of a row: by all its engines."""
 
     quick: bool
     chunks: int

@@ -98,25 +98,25 @@ def _seconds_until_gone(running: Services) -> float:
 
 
 def _where(total: float, took: dict[str, float], prompt: str) -> Row:
-    """Medians: each service without those behind it, and what is between them."""
+    """Milliseconds, of medians: each service without those behind it, and what is between them."""
     agent, store = took["agent Lookup"], took["store Lookup"]
     asked_store = took["agent store.Lookup"]
     asked_matcher = took["store matcher.Match"] if prompt != PREFIX else 0.0
     matcher = took["matcher Match"] if prompt != PREFIX else 0.0
     return {
-        "engine_and_transport_ms": total - agent,
-        "agent_ms": agent - asked_store,
-        "agent_to_store_transport_ms": asked_store - store,
-        "store_ms": store - asked_matcher,
-        "store_to_matcher_transport_ms": asked_matcher - matcher,
-        "matcher_ms": matcher,
+        "engine and transport": total - agent,
+        "agent": agent - asked_store,
+        "transport to store": asked_store - store,
+        "store": store - asked_matcher,
+        "transport to matcher": asked_matcher - matcher,
+        "matcher": matcher,
     }
 
 
 def _words(row: Row) -> str:
-    parts = "  ".join(f"{name.removesuffix('_ms')} {ms:.2f}" for name, ms in row["where"].items())
+    lookup, parts = row["lookup"], "  ".join(f"{name} {ms:.2f}" for name, ms in row["where"].items())
     return (
-        f"{row['tokens']:>8,} {row['prompt']:>12} {row['engines']} engines   p50 {row['lookup']['p50_ms']:.2f} "
-        f"p99 {row['lookup']['p99_ms']:.2f} ms   end {row['end']['p50_ms']:.2f} gone {row['leases_gone_ms']:.0f}   no-op "
-        f"{row['no_op']['p50_ms']:.2f}   ({parts})   {row['found']['segments']} segments"
+        f"{row['tokens']:>8,} {row['prompt']:>12} {row['engines']} engines   "
+        f"p50 {lookup['p50_ms']:.2f} p99 {lookup['p99_ms']:.2f} ms   end {row['end']['p50_ms']:.2f} ms, "
+        f"leases gone in {row['leases_gone_ms']:.0f}   no-op {row['no_op']['p50_ms']:.2f}   ({parts})"
     )

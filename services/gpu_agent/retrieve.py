@@ -15,7 +15,7 @@ from services.gpu_agent.call import Call
 from services.gpu_agent.devices.base import Bytes, Device, KvMemory, Piece, Stopped
 from services.gpu_agent.instances import Instance
 from services.gpu_agent.lookups import NOT_ERRORS, Lookups, object_refs
-from services.gpu_agent.plan import ChunkUse, Ref, ref_of
+from services.gpu_agent.plan import ChunkUse, LeasedObject, Ref, ref_of
 from services.gpu_agent.ranges import Mask, Range, mask_of, parse_ranges, ranges_of
 from services.gpu_agent.requests import LookupJob
 from services.gpu_agent.sessions import SETTLE_SECONDS, SessionLost, StoreLink, StoreSession
@@ -220,7 +220,7 @@ def _blocks(arena: Arena, work: _Work, corrupt: set[Ref]) -> dict[Ref, Bytes]:
     return blocks
 
 
-def _open_block(arena: Arena, item: store.LeasedObject, blocks: dict[Ref, Bytes]) -> common.Reason:
+def _open_block(arena: Arena, item: LeasedObject, blocks: dict[Ref, Bytes]) -> common.Reason:
     try:
         block = arena.block(item.place)
     except (ValueError, OSError) as error:
