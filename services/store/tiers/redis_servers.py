@@ -123,7 +123,8 @@ class RedisServers:
                 )
             if slots == self._slots:
                 return
-            _log.info("L2's servers are known", servers=[name_of(part.primary) for part in layout])
+            if self._slots:
+                _log.info("L2's servers have changed", servers=sorted({name_of(part.primary) for part in layout}))
             self.changes += 1
             self._slots = slots
             current = set(slots)
