@@ -11,7 +11,8 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -89,19 +90,21 @@ def _ours(tier: RedisTier, arena: _Arena, object_bytes: int, callers: int, threa
         if not tier.write(keys[index], metas[index], arena.source[start : start + object_bytes], _SECONDS):
             raise RuntimeError("a write failed")
 
-    def get(index: int) -> None:
+    def get(index: int, meta: object_pb2.ObjectMeta | None) -> None:
         start = places[index]
-        meta = tier.find([keys[index]], _SECONDS)[0]
         target = arena.target[start : start + object_bytes]
         if meta is None or not tier.read_into(keys[index], meta, target, _SECONDS):
             raise RuntimeError("a read failed")
 
-    def each(work: Callable[[int], None]) -> Callable[[], object]:
-        if callers == 1:
-            return lambda: [work(index) for index in range(len(keys))]
-        return lambda: list(threads.map(work, range(len(keys))))
+    each: Callable[..., Iterable[None]] = map if callers == 1 else threads.map
 
-    return each(put), each(get)
+    def put_all() -> None:
+        deque(each(put, range(len(keys))), 0)
+
+    def get_all() -> None:
+        deque(each(get, range(len(keys)), tier.find(keys, _SECONDS)), 0)
+
+    return put_all, get_all
 
 
 def _meta(key: ObjectKey, data: memoryview) -> object_pb2.ObjectMeta:
@@ -235,7 +238,7 @@ def _text(row: Row) -> str:
     return f"{row['transport']:4}  {row['contender']:22} {sizes + workers:32} {rates}"
 
 
-def targets(section: Row) -> list[Target]:
+def targets(_section: Row) -> list[Target]:
     """2x redis-py with hiredis on unix, one caller each; level with LMCache's connector on TCP at 1 and 4 MiB."""
 
     def over_redis_py(section: Row, figure: str) -> float:

@@ -222,15 +222,15 @@ def finish_moving(source: RedisServer, target: RedisServer, key: bytes) -> None:
 
 
 @contextmanager
-def cluster(key: bytes, replicas: int = 1) -> Iterator[Cluster]:
-    """`replicas`: 1, of the server that has `key`'s slot, or 3."""
+def cluster(key: bytes, replicas: int = 1, *more: str) -> Iterator[Cluster]:
+    """`replicas`: 1, of the server that has `key`'s slot, or 3. `more`: options of the servers."""
     with ExitStack() as stack:
         nodes = []
         bus_ports = {}
         for _ in range(3 + replicas):
             bus_port = free_port()
             options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1500", "--cluster-port", str(bus_port))
-            nodes.append(stack.enter_context(redis_server(*_REPLICATION, *options)))
+            nodes.append(stack.enter_context(redis_server(*_REPLICATION, *options, *more)))
             bus_ports[port_of(nodes[-1])] = bus_port
         found = Cluster(nodes[:3], nodes[3:], key)
         found.assemble(bus_ports)
