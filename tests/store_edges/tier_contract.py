@@ -58,6 +58,11 @@ def put(tier: Tier, key: ObjectKey, payload: bytes) -> bool:
     return tier.write(key, meta_for(key, payload), memoryview(payload), SECONDS)
 
 
+def name_of(key: ObjectKey) -> bytes:
+    """Of the header in Redis; parts have the same slot."""
+    return f"kvblend:{{{key.text()}}}:h".encode()
+
+
 def get(tier: Tier, key: ObjectKey) -> bytes | None:
     meta = tier.find([key], SECONDS)[0]
     if meta is None:
