@@ -110,9 +110,6 @@ class Plan:
         return [ref for ref in refs if ref not in used]
 
 
-NOTHING = Plan(store.LookupSummary(), [], 0, 0)
-
-
 def _check(summary: store.LookupSummary, tokens: int) -> int:
     """How many chunks the answer has. Raises KvblendError."""
     segments = summary.segments
@@ -180,3 +177,6 @@ def objects_of(columns: store.ObjectColumns) -> list[LeasedObject]:
     names, verify = hashes(columns.chain_hashes), map(bool, columns.verify)
     facts = zip(places, columns.domains, names, tokens, positions, checksums, verify, strict=True)
     return list(map(LeasedObject._make, facts))
+
+
+NOTHING = Plan(store.LookupSummary(), [], 0, 0)
