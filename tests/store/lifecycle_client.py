@@ -4,6 +4,7 @@ It holds its sessions' files, maps the arena and copies in two halves, so that i
 """
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import grpc
 from process_kit import Agent
-from store_kit import CHUNK, checksum, model_space, text
+from store_kit import CHUNK, Leased, checksum, model_space, text
 
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import store_pb2, store_pb2_grpc
@@ -56,47 +57,49 @@ class Write:
 
 
 class Answer:
-    """A lookup's objects, and the copies of them that run."""
+    """A lookup's objects, and the copies that run of them and of those of earlier attempts."""
 
-    def __init__(self, agent: Agent, request: str, objects: list[store_pb2.LeasedObject]) -> None:
+    def __init__(self, agent: Agent, key: pb.RequestKey, objects: list[Leased]) -> None:
         self.agent = agent
-        self.key = pb.RequestKey(request_id=request, attempt=1)
+        self.key = key
         self.objects = objects
-        self.running: list[tuple[store_pb2.LeasedObject, bytes]] = []
+        self.running: list[tuple[pb.RequestKey, Leased, bytes]] = []
 
     def begin(self) -> list[int]:
         answer = self.agent.call("BeginCopy", _SECONDS, request=self.key, objects=_refs(self.objects))
         for item, reason in zip(self.objects, answer.reasons, strict=True):
             if not reason:
                 view = self.agent.view(item.place)
-                self.running.append((item, bytes(view[: len(view) // 2])))
+                self.running.append((self.key, item, bytes(view[: len(view) // 2])))
         return list(answer.reasons)
 
     def finish(self, keep: bool) -> list[str]:
         """What became of each copy: good, wrong, or stale if the block was taken away."""
         running, self.running = self.running, []
-        found = [self._compare(item, first) for item, first in running]
-        refs = _refs([item for item, _ in running])
-        self.agent.call("EndCopy", _SECONDS, request=self.key, objects=refs, keep=keep)
+        found = [self._compare(item, first) for _, item, first in running]
+        for attempt in {key.attempt for key, _, _ in running}:
+            key = pb.RequestKey(request_id=self.key.request_id, attempt=attempt)
+            refs = _refs([item for key, item, _ in running if key.attempt == attempt])
+            self.agent.call("EndCopy", _SECONDS, request=key, objects=refs, keep=keep)
         return found
 
     def peek(self) -> list[str]:
         """As `finish`, without a lease."""
         return [self._compare(item, b"") for item in self.objects if self._is_current(item)]
 
-    def _is_current(self, item: store_pb2.LeasedObject) -> bool:
+    def _is_current(self, item: Leased) -> bool:
         catalog, place = self.agent.catalog, item.place
         same = catalog.epoch == self.agent.hello.arena.epoch and catalog.generation(place.header) == place.generation
         return same and catalog.state(place.header) in (BlockState.COMMITTED, BlockState.CONDEMNED)
 
-    def _compare(self, item: store_pb2.LeasedObject, first: bytes) -> str:
+    def _compare(self, item: Leased, first: bytes) -> str:
         copied = first + bytes(self.agent.view(item.place)[len(first) :])
         if not self._is_current(item):
             return "old epoch" if self.agent.catalog.epoch != self.agent.hello.arena.epoch else "stale"
         return "good" if copied == self.agent.own_bytes(item.domain, item.chain_hash, item.place) else "wrong"
 
 
-def _refs(objects: list[store_pb2.LeasedObject]) -> list[store_pb2.ObjectRef]:
+def _refs(objects: list[Leased]) -> list[store_pb2.ObjectRef]:
     return [store_pb2.ObjectRef(header=item.place.header, generation=item.place.generation) for item in objects]
 
 
@@ -110,6 +113,17 @@ class Client:
         self._writes: dict[int, Write] = {}
         self._answers: dict[str, Answer] = {}
         self._filled: list[tuple[int, int]] = []
+        self._attempts = 0
+
+    def _next_attempt(self, request: str) -> pb.RequestKey:
+        """An attempt has one answer, however often it is asked for."""
+        self._attempts += 1
+        return pb.RequestKey(request_id=self._id(request), attempt=self._attempts)
+
+    @staticmethod
+    def _id(request: str) -> str:
+        """Ids are each client's own: equal ones would be ranks of one request, which read one answer."""
+        return f"{os.getpid()} {request}"
 
     def open(self) -> int:
         """A session with the store as it is now. The one before is lost, its copies may still run."""
@@ -143,7 +157,7 @@ class Client:
             self.abort(number)
         for request, answer in self._answers.items():
             answer.finish(keep=False)
-            answer.agent.call("EndRequest", _SECONDS, request_id=request)
+            answer.agent.call("EndRequest", _SECONDS, request_id=self._id(request))
         self._answers.clear()
         self.drain()
 
@@ -155,23 +169,29 @@ class Client:
         return {"names": write.names(), "chunks": chunks}
 
     def copy(self, number: int, half: int) -> None:
-        self._writes[number].copy(half)
+        if number in self._writes:
+            self._writes[number].copy(half)
 
     def commit(self, number: int) -> list[int]:
-        write = self._writes.pop(number)
+        """Reasons; none for what has been drained."""
+        write = self._writes.pop(number, None)
+        if write is None or not write.objects:
+            return []
         write.copy(0)
         write.copy(1)
-        return write.commit() if write.objects else []
+        return write.commit()
 
     def abort(self, number: int) -> None:
-        write = self._writes.pop(number)
-        write.agent.call("Abort", _SECONDS, reservation_id=write.number)
+        write = self._writes.pop(number, None)
+        if write is not None:
+            write.agent.call("Abort", _SECONDS, reservation_id=write.number)
 
     def lookup(self, request: str, tokens: list[int]) -> dict[str, Any]:
         agent = self._agents[-1]
-        objects, summary = agent.lookup([*tokens, 1], request, _SECONDS)
+        key = self._next_attempt(request)
+        objects, summary = agent.lookup([*tokens, 1], key, _SECONDS)
         before = self._answers.get(request)
-        answer = self._answers[request] = Answer(agent, request, objects)
+        answer = self._answers[request] = Answer(agent, key, objects)
         if before is not None and before.agent is agent:
             answer.running = before.running
         return {
@@ -195,7 +215,7 @@ class Client:
             answer.agent.call("ReleaseLeases", _SECONDS, request=answer.key, objects=_refs(answer.objects))
 
     def end_request(self, request: str) -> None:
-        self._agents[-1].call("EndRequest", _SECONDS, request_id=request)
+        self._agents[-1].call("EndRequest", _SECONDS, request_id=self._id(request))
 
     def fill(self, seed: int, chunks: int) -> list[str]:
         """Stores new text and reads it back."""

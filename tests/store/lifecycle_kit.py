@@ -126,6 +126,7 @@ class World:
             self.store.start()
         with open_catalog(self.store.arena) as catalog:
             self.epoch = catalog.epoch
+        self._stub.PingStore(store_pb2.PingStoreRequest(), timeout=20, wait_for_ready=True)
 
     def client(self, index: int) -> ClientProcess:
         client = self._clients.get(index)
@@ -137,13 +138,11 @@ class World:
         return [client for client in self._clients.values() if client.alive]
 
     def stats(self) -> store_pb2.GetStoreStatsResponse:
-        answer: store_pb2.GetStoreStatsResponse = self._stub.GetStoreStats(
-            store_pb2.GetStoreStatsRequest(), timeout=20, wait_for_ready=True
-        )
+        answer: store_pb2.GetStoreStatsResponse = self._stub.GetStoreStats(store_pb2.GetStoreStatsRequest(), timeout=20)
         return answer
 
     def clear(self, scope: pb.ClearScope, force: bool) -> None:
-        self._stub.Clear(store_pb2.ClearRequest(scope=scope, force=force), timeout=20, wait_for_ready=True)
+        self._stub.Clear(store_pb2.ClearRequest(scope=scope, force=force), timeout=20)
 
     def close(self) -> None:
         self._channel.close()

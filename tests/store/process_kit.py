@@ -203,13 +203,14 @@ class Agent:
         return answer
 
     def lookup(
-        self, tokens: Sequence[int], request: str = "r", timeout: float = CALL_SECONDS, **fields: object
+        self, tokens: Sequence[int], request: str | pb.RequestKey = "r", timeout: float = CALL_SECONDS, **fields: object
     ) -> tuple[list[Leased], store_pb2.LookupSummary]:
+        key = pb.RequestKey(request_id=request, attempt=1) if isinstance(request, str) else request
         parts = list(
             self.call(
                 "Lookup",
                 timeout,
-                request=pb.RequestKey(request_id=request, attempt=1),
+                request=key,
                 space=self.space,
                 tokens=encode_u32(tokens),
                 **fields,
