@@ -1,0 +1,109 @@
+"""The cuda device: engines' memory is opened through CUDA IPC, copies run on lanes of the GPU's own."""
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from kvblend.v1 import agent_pb2 as pb
+from kvblend.v1 import common_pb2 as common
+from services.common.errors import KvblendError
+from services.common.logs import get_logger
+from services.gpu_agent.devices.base import Bytes, KvMemory
+from services.gpu_agent.devices.cuda.driver import IPC_HANDLE_BYTES, CudaError, Driver, visible_gpus
+from services.gpu_agent.devices.cuda.host import HostMemory
+from services.gpu_agent.devices.cuda.ipc import OpenedHandles, unusable
+from services.gpu_agent.devices.cuda.lane import Lane
+from services.gpu_agent.devices.cuda.memory import DTYPES, CudaKvMemory
+from services.gpu_agent.layouts import Layout
+
+_log = get_logger("cuda")
+
+# Between two looks at an engine's event.
+_LOOK_SECONDS = 50e-6
+
+
+class NoGpuError(Exception):
+    """There is no such GPU, or it cannot be used."""
+
+
+class CudaDevice:
+    """One GPU. Everything it needs of the GPU's memory is taken here: it neither grows nor shrinks later.
+
+    Raises:
+        NoGpuError: in a line for people.
+    """
+
+    name = "cuda"
+
+    def __init__(self, gpu: str, slot_bytes: int, hang_seconds: float) -> None:
+        """`gpu` is a UUID; empty: the only visible one."""
+        try:
+            self._ordinal, self.uuid = choose_gpu(visible_gpus(), gpu)
+            torch.cuda.set_device(self._ordinal)
+            self._driver = Driver(self._ordinal)
+            free, _ = self._driver.memory()
+            self._host = HostMemory(self._driver)
+            self._inbound, self._outbound = (
+                Lane(self._driver, self._host, slot_bytes, hang_seconds, inbound) for inbound in (True, False)
+            )
+        except (OSError, CudaError, RuntimeError) as error:
+            raise NoGpuError(str(error)) from error
+        taken = free - self._driver.memory()[0]
+        _log.info("serving a GPU", gpu=self.uuid, staging_mib=taken >> 20)
+
+    def _enter(self) -> None:
+        """Makes the GPU this thread's, for torch and for the driver."""
+        torch.cuda.set_device(self._ordinal)
+        self._driver.bind()
+
+    def adopt(self, memory: Bytes) -> None:
+        self._host.adopt(memory)
+
+    def release(self, memory: Bytes) -> None:
+        self._host.release(memory)
+
+    def open(self, handles: Sequence[pb.DeviceHandle], layout: Layout) -> KvMemory:
+        if layout.dtype not in DTYPES:
+            raise KvblendError(
+                "LAYOUT_UNKNOWN", f"the cuda device moves fp32, fp16 and bf16, not {common.Dtype.Name(layout.dtype)}"
+            )
+        self._enter()
+        opened = OpenedHandles(self._driver, self.uuid, handles)
+        try:
+            return CudaKvMemory(opened, layout, self._inbound, self._outbound, self._enter)
+        except BaseException:
+            opened.close()
+            raise
+
+    def wait(self, event: pb.Event, timeout: float) -> None:
+        """Looks until the event is done. A stream that waits for it could not be freed if it never comes."""
+        if event.kind in (pb.EVENT_KIND_UNSPECIFIED, pb.EVENT_KIND_COMPLETE):
+            return
+        if event.kind != pb.EVENT_KIND_CUDA_IPC or len(event.handle) != IPC_HANDLE_BYTES:
+            raise unusable("the event is no CUDA IPC event handle")
+        self._enter()
+        until = time.monotonic() + timeout
+        try:
+            with self._driver.opened_event(event.handle) as opened:
+                while not self._driver.event_done(opened):
+                    if time.monotonic() > until:
+                        raise KvblendError("DEADLINE_EXCEEDED", "the engine's event did not come in time")
+                    time.sleep(_LOOK_SECONDS)
+        except CudaError as error:
+            raise unusable(f"the engine's event cannot be opened ({error}); do both share /dev/shm?") from error
+
+    def close(self) -> None:
+        self._host.close()
+
+
+def choose_gpu(visible: Sequence[str], wanted: str) -> tuple[int, str]:
+    """(ordinal, UUID). Raises NoGpuError."""
+    names = ", ".join(visible) or "none"
+    if not wanted:
+        if len(visible) != 1:
+            raise NoGpuError(f"one GPU must be visible or the setting gpu must name one; visible: {names}")
+        return 0, visible[0]
+    if wanted not in visible:
+        raise NoGpuError(f"{wanted} is not visible to this process; visible: {names}")
+    return visible.index(wanted), wanted

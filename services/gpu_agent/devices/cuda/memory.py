@@ -1,0 +1,106 @@
+"""One registration's GPU memory: its planes as tables on the GPU, and the kernel compiled for each layer group."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from kvblend.v1 import common_pb2 as common
+from services.common.errors import KvblendError
+from services.gpu_agent.devices.base import Piece, Watch
+from services.gpu_agent.devices.cuda.batches import Batches, Packed
+from services.gpu_agent.devices.cuda.ipc import OpenedHandles
+from services.gpu_agent.devices.cuda.kernels import move
+from services.gpu_agent.devices.cuda.lane import MAX_PAIRS, Lane, Launch
+from services.gpu_agent.devices.cuda.planes import NO_ROPE, Constants, constants, plane_table
+from services.gpu_agent.layouts import Layout
+from services.gpu_agent.rope import RopeSpec
+
+DTYPES: dict[int, torch.dtype] = {
+    common.DTYPE_FLOAT32: torch.float32,
+    common.DTYPE_FLOAT16: torch.float16,
+    common.DTYPE_BFLOAT16: torch.bfloat16,
+}
+
+_NO_ROPE = RopeSpec(common.ROPE_STYLE_NONE, 0, np.empty(0, np.float64))
+
+
+class CudaKvMemory:
+    """`enter` makes the GPU this thread's own; every method calls it first."""
+
+    def __init__(
+        self, opened: OpenedHandles, layout: Layout, inbound: Lane, outbound: Lane, enter: Callable[[], None]
+    ) -> None:
+        self.mapped_bytes = opened.mapped_bytes
+        self._opened = opened
+        self._layout = layout
+        self._inbound = inbound
+        self._outbound = outbound
+        self._enter = enter
+        self._dtype = DTYPES[layout.dtype]
+        self._tables = [plane_table(layout, group, opened.starts) for group in range(len(layout.groups))]
+        self._device_tables = [torch.from_numpy(table).to("cuda") for table in self._tables]
+        torch.cuda.current_stream().synchronize()
+
+    def scatter(self, group: int, pieces: Sequence[Piece], rope: RopeSpec, watch: Watch) -> None:
+        self._run(self._inbound, group, pieces, rope, watch)
+
+    def gather(self, group: int, pieces: Sequence[Piece], watch: Watch) -> None:
+        self._run(self._outbound, group, pieces, _NO_ROPE, watch)
+
+    def _run(self, lane: Lane, group: int, pieces: Sequence[Piece], rope: RopeSpec, watch: Watch) -> None:
+        self._enter()
+        known = constants(self._layout, group, rope, self._tables[group])
+        batches = Batches(self._layout.groups[group], rope, lane.slot_bytes, known.tile_tokens)
+        launch = self._launch(group, known, gather=lane is self._outbound)
+        lane.run(batches.of(pieces), launch, watch)
+
+    def _launch(self, group: int, known: Constants, *, gather: bool) -> Launch:
+        planes = self._device_tables[group]
+        constant = {
+            "GATHER": gather,
+            "STYLE": NO_ROPE if gather else known.style,
+            "HEADS": known.heads,
+            "SIZE": known.size,
+            "ROTARY_OFFSET": known.rotary_offset,
+            "PAIRS": known.pairs,
+            "BLOCK_TOKENS": known.block_tokens,
+            "TILE_ROWS": known.tile_rows,
+            "UNIT": known.unit,
+            "VECTOR": known.vector,
+        }
+
+        def launch(staging: torch.Tensor, tables: torch.Tensor, packed: Packed, grid: tuple[int, int]) -> None:
+            move[grid](
+                staging.view(self._dtype),
+                staging.data_ptr() // self._dtype.itemsize,
+                planes,
+                tables[packed.tiles :].view(torch.int64),
+                tables[packed.slots :].view(torch.int32),
+                tables[packed.cos :].view(torch.float32),
+                tables[packed.sin :].view(torch.float32),
+                num_warps=8,
+                **constant,
+            )
+
+        return launch
+
+    def prepare(self, ropes: Sequence[RopeSpec]) -> None:
+        """Compiles and loads the kernels."""
+        self._enter()
+        for group, rope in enumerate(ropes):
+            if len(rope.inv_freq) > MAX_PAIRS:
+                raise KvblendError(
+                    "LAYOUT_UNKNOWN", f"a head rotates {len(rope.inv_freq)} pairs; {MAX_PAIRS} are allowed"
+                )
+            known = constants(self._layout, group, rope, self._tables[group])
+            for lane in (self._inbound, self._outbound):
+                lane.warm(self._launch(group, known, gather=lane is self._outbound))
+
+    def check(self) -> None:
+        """What was opened stays valid until it is closed, whatever the engine does."""
+
+    def close(self) -> None:
+        self._enter()
+        self._device_tables.clear()
+        self._opened.close()

@@ -1,0 +1,107 @@
+"""An engine whose KV tensors are in this process's GPU memory, and an agent with the cuda device."""
+
+import importlib.util
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from math import prod
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+from agent_rig import Rig
+from engine_memory import DTYPES, EngineMemory, model_space
+from processes import Stack
+
+from kvblend.cuda_memory import cuda_handle
+from kvblend.layouts import KvShape, buffer_shapes
+from kvblend.v1 import agent_pb2 as pb
+from kvblend.v1 import common_pb2 as common
+
+_USABLE = torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
+needs_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not _USABLE, reason="needs an NVIDIA GPU, a CUDA build of torch, and Triton (make test-gpu)"),
+]
+
+
+class GpuMemory(EngineMemory):
+    """The same buffers in GPU memory."""
+
+    def __init__(self, arrangement: str, shape: KvShape, seed: int = 0) -> None:
+        self.arrangement = arrangement
+        self.shape = shape
+        self.dtype = DTYPES[shape.dtype]
+        self.shapes = buffer_shapes(arrangement, shape)
+        generator = torch.Generator("cuda").manual_seed(seed)
+        self.tensors = [
+            torch.randn(prod(dims), generator=generator, device="cuda").to(self.dtype) for dims in self.shapes
+        ]
+        torch.cuda.synchronize()
+
+    def _tensors(self) -> list[torch.Tensor]:
+        return [tensor.view(dims) for tensor, dims in zip(self.tensors, self.shapes, strict=True)]
+
+    @property
+    def handles(self) -> list[pb.DeviceHandle]:
+        return [cuda_handle(tensor.data_ptr(), tensor.nbytes) for tensor in self.tensors]
+
+    def read(self, slots: list[int]) -> torch.Tensor:
+        return super().read(slots).cpu()
+
+    def write(self, slots: list[int], values: torch.Tensor) -> None:
+        super().write(slots, values.cuda())
+        torch.cuda.synchronize()
+
+    def snapshot(self) -> list[bytes]:
+        return [tensor.view(torch.uint8).cpu().numpy().tobytes() for tensor in self.tensors]
+
+    def close(self) -> None:
+        self.tensors = []
+
+
+class GpuRig(Rig):
+    """A rig with an arrangement and a rope of its own."""
+
+    def __init__(self, target: str, arrangement: str, shape: KvShape, rope: common.Rope, seed: int) -> None:
+        super().__init__(target, shape=KvShape(1, 1, 8, 1, 1, common.DTYPE_FLOAT32))
+        self.engine.close()
+        self.engine = GpuMemory(arrangement, shape, seed)
+        self.space = model_space(shape, rope)
+
+
+class GpuStack(Stack):
+    def start_agent(self, name: str = "agent", *more: str) -> None:
+        flags = ["--store", self.target("store"), "--name", name, "--heartbeat-seconds", "0.2", "--device", "cuda"]
+        self.start(name, "services.gpu_agent", *flags, *more)
+
+    def gpu_rig(self, arrangement: str, shape: KvShape, rope: common.Rope, seed: int = 0, **changes: Any) -> GpuRig:
+        """Registered, its rope proven."""
+        rig = GpuRig(self.target("agent"), arrangement, shape, rope, seed)
+        self._rigs.append(rig)
+        rig.wait_for(rig._ready, 60)
+        rig.register(**changes)
+        return rig
+
+    def pid(self, name: str) -> int:
+        return self._processes[name].pid
+
+
+@contextmanager
+def gpu_stack(arena_mib: int, *agent_flags: str) -> Iterator[GpuStack]:
+    with TemporaryDirectory(prefix="kvb-", dir="/dev/shm") as directory:
+        with closing(GpuStack(Path(directory), arena_mib)) as stack:
+            stack.start_matcher()
+            stack.start_store()
+            stack.start_agent("agent", *agent_flags)
+            yield stack
+
+
+def used_mib() -> dict[int, int]:
+    """MiB of GPU memory by process, as the driver counts them; 0: those it names no process for."""
+    query = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
+    lines = subprocess.run(query, capture_output=True, text=True, check=True, env=os.environ).stdout.split("\n")
+    return {int(pid): int(used) for pid, used in (line.split(",") for line in lines if line.strip())}
