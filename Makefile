@@ -19,7 +19,7 @@ export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
 .PHONY: help setup model demo test check lint types imports protos check-protos check-manifests docs check-docs fix lock clean \
-	bench-matcher bench-peers bench-plots
+	bench-matcher bench-store bench-lookup bench-peers bench-plots
 
 help: ## What can be made.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -91,6 +91,12 @@ lock: $(READY) ## Renew requirements.lock from pyproject.toml.
 
 bench-matcher: $(READY) ## The matcher beside lmcache's (make bench-peers first): build/bench/matcher.json. BENCH="--quick --only match"
 	$(BIN)/python -m benchmarks.matcher $(BENCH)
+
+bench-store: $(READY) ## The store beside memcpy, Redis clients and eviction policies: build/bench/store.json. BENCH="--quick --only local"
+	$(BIN)/python -m benchmarks.store $(BENCH)
+
+bench-lookup: $(READY) ## The whole way of a lookup over real services: build/bench/lookup.json
+	$(BIN)/python -m benchmarks.lookup $(BENCH)
 
 $(PEERS)/.ready: pyproject.toml requirements-torch.txt | $(READY)
 	@test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)

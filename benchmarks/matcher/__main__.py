@@ -1,66 +1,60 @@
 """`python -m benchmarks.matcher`: measures, writes build/bench/matcher.json, says what was reached.
 
-Ends with 0 whatever was measured: it is a benchmark. Some sections again: --only match,rpc.
+Some sections again: --only match,rpc.
 """
 
-import argparse
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
-from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
-from benchmarks.matcher import churn, coverage, match, readiness, registration, replicas, report, rpc
+from benchmarks.common.command import Bench, Section
+from benchmarks.common.report import figure
+from benchmarks.common.screen import Screen
+from benchmarks.common.targets import Row
+from benchmarks.matcher import churn, coverage, match, readiness, registration, replicas, rpc
 from benchmarks.matcher.plan import FULL, QUICK, Plan
-from benchmarks.matcher.processes import PEERS_PYTHON, ROOT, touch_memory
-from benchmarks.matcher.screen import Screen
-
-SECTIONS: dict[str, Callable[[Plan, Screen], dict[str, Any]]] = {
-    "match": match.run,
-    "durable": registration.durable,
-    "rpc": rpc.run,
-    "replicas": replicas.run,
-    "readiness": readiness.run,
-    "churn": churn.run,
-    "coverage": coverage.run,
-}
+from benchmarks.matcher.targets import done_when
 
 
-def _arguments(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="bench-matcher", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small sizes, under a minute; targets need the full ones")
-    parser.add_argument(
-        "--only", type=lambda value: value.split(","), default=list(SECTIONS), help=f"of {','.join(SECTIONS)}"
-    )
-    arguments = parser.parse_args(argv)
-    unknown = set(arguments.only) - set(SECTIONS)
-    if unknown:
-        parser.error(f"no such section: {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
-    return arguments
+def _planned(measure: Callable[[Plan, Screen], Row]) -> Section:
+    return lambda quick, screen: measure(QUICK if quick else FULL, screen)
 
 
-def main(argv: list[str]) -> None:
-    arguments = _arguments(argv)
-    plan = QUICK if arguments.quick else FULL
-    path = ROOT / "build/bench" / ("matcher-quick.json" if plan.quick else "matcher.json")
-    console = Console(width=None if sys.stdout.isatty() else 140)
-    screen = Screen(console)
-    facts = report.machine()
-    touch_memory(plan.memory)
-    if not PEERS_PYTHON.exists():
-        screen.line("The peers are not installed (make bench-peers): no ratios this time.")
-    # Sections that are not run now stay as they were; each says when it was made.
-    sections = report.earlier(path)
-    for name in SECTIONS:
-        if name in arguments.only:
-            with screen.section(name):
-                made = datetime.now(UTC).isoformat(timespec="seconds")
-                sections[name] = {"section_made": made, **SECTIONS[name](plan, screen)}
-            report.write(path, sections, facts, plan.quick)
-    report.summary(console, sections, report.write(path, sections, facts, plan.quick))
-    screen.line(f"written: {path.relative_to(ROOT)}")
+def _tables(console: Console, sections: dict[str, Row]) -> None:
+    if "match" not in sections:
+        return
+    table = Table(title="Match, median ms", title_justify="left", box=None, pad_edge=False)
+    columns = ("chunks", "tokens", "covered", "ours", "all classes", "local", "x", "fleet", "x", "recall", "false")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for row in sections["match"]["rows"]:
+        table.add_row(
+            f"{row['table']:,}", f"{row['tokens']:,}", f"{row['coverage']} %", figure(row["ours_ms"]),
+            figure(row["mixed_ms"]), figure(row.get("local_ms")), figure(row["ratio_local"]),
+            figure(row.get("fleet_ms")), figure(row["ratio_fleet"]), figure(row["recall"]),
+            str(row["false_matches"]),
+        )  # fmt: skip
+    console.print(table)
 
+
+BENCH = Bench(
+    name="matcher",
+    about="The matcher beside lmcache's.",
+    sections={
+        "match": _planned(match.run),
+        "durable": _planned(registration.durable),
+        "rpc": _planned(rpc.run),
+        "replicas": _planned(replicas.run),
+        "readiness": _planned(readiness.run),
+        "churn": _planned(churn.run),
+        "coverage": _planned(coverage.run),
+    },
+    targets=lambda sections, facts: done_when(sections, facts["cores"]),
+    memory=(FULL.memory, QUICK.memory),
+    tables=_tables,
+)
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    BENCH.main(sys.argv[1:])

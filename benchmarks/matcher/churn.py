@@ -5,9 +5,10 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
+from benchmarks.common.processes import Piped, cores
+from benchmarks.common.screen import Screen
 from benchmarks.matcher.plan import Plan
-from benchmarks.matcher.processes import Piped, contestants, cores
-from benchmarks.matcher.screen import Screen
+from benchmarks.matcher.processes import contestants
 
 _TOKENS = 1 << 17
 _STEPS = 20

@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from benchmarks.common.processes import cores
+from benchmarks.common.screen import Screen
 from benchmarks.matcher.plan import Plan
-from benchmarks.matcher.processes import contestants, cores
-from benchmarks.matcher.screen import Screen
+from benchmarks.matcher.processes import contestants
 
 _COLLECTIONS = ((700,), (100,), (100, 700))
 

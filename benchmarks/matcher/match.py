@@ -9,10 +9,11 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
+from benchmarks.common.processes import Piped, cores
+from benchmarks.common.screen import Screen
 from benchmarks.matcher.plan import COVERAGES, Plan
-from benchmarks.matcher.processes import PEERS, Piped, contestants, cores
+from benchmarks.matcher.processes import PEERS, contestants
 from benchmarks.matcher.registration import FilledTables
-from benchmarks.matcher.screen import Screen
 
 # A document of so many tokens is found through the window class before it.
 SHORT_DOCUMENTS = {128: 200, 64: 100, 32: 40, 16: 24}

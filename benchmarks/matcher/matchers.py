@@ -15,8 +15,8 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from benchmarks.common.processes import ROOT, cpu_seconds
 from benchmarks.matcher import data, pages
-from benchmarks.matcher.processes import ROOT, cpu_seconds
 from benchmarks.matcher.worker import PAGE_CHUNKS
 from kvblend.v1 import matcher_pb2_grpc
 from services.common.channels import open_channel

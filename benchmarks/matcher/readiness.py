@@ -4,10 +4,10 @@ import time
 from contextlib import ExitStack
 from typing import Any
 
+from benchmarks.common.screen import Screen
 from benchmarks.matcher import data, pages
 from benchmarks.matcher.matchers import Matcher, folder, matcher, publish_library
 from benchmarks.matcher.plan import Plan
-from benchmarks.matcher.screen import Screen
 from kvblend.v1 import matcher_pb2
 
 _STORE = "bench"

@@ -5,11 +5,12 @@ import time
 from contextlib import ExitStack
 from typing import Any
 
-from benchmarks.matcher.figures import latencies
+from benchmarks.common.figures import latencies
+from benchmarks.common.processes import Piped, at_once
+from benchmarks.common.screen import Screen
 from benchmarks.matcher.matchers import folder, matcher, redis
 from benchmarks.matcher.plan import Plan
-from benchmarks.matcher.processes import PEERS, Piped, at_once, client_processes
-from benchmarks.matcher.screen import Screen
+from benchmarks.matcher.processes import PEERS, client_processes
 from benchmarks.matcher.worker import PAGE_CHUNKS
 
 # Chunks that one contestant registers before it is another one's turn.

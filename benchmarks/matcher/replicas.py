@@ -6,12 +6,13 @@ import time
 from contextlib import ExitStack
 from typing import Any
 
+from benchmarks.common.figures import latencies
+from benchmarks.common.processes import Piped, at_once, cores
+from benchmarks.common.screen import Screen
 from benchmarks.matcher import data, pages
-from benchmarks.matcher.figures import latencies
 from benchmarks.matcher.matchers import Matcher, folder, matcher, publish_library, redis
 from benchmarks.matcher.plan import Plan
-from benchmarks.matcher.processes import Piped, at_once, client_processes, cores
-from benchmarks.matcher.screen import Screen
+from benchmarks.matcher.processes import client_processes
 
 _TOKENS = 1 << 17
 _ROUNDS = 12

@@ -3,11 +3,12 @@
 from contextlib import ExitStack
 from typing import Any
 
-from benchmarks.matcher.figures import latencies
+from benchmarks.common.figures import latencies
+from benchmarks.common.processes import Piped, at_once
+from benchmarks.common.screen import Screen
 from benchmarks.matcher.matchers import Matcher, folder, matcher, publish_library, started
 from benchmarks.matcher.plan import Plan
-from benchmarks.matcher.processes import Piped, at_once, client_processes
-from benchmarks.matcher.screen import Screen
+from benchmarks.matcher.processes import client_processes
 from benchmarks.matcher.server import STORE
 
 _TOKENS = (1 << 15, 1 << 17)

@@ -1,53 +1,19 @@
 """What must be reached, and whether it was: at the full sizes only."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
+from benchmarks.common.targets import Row, Target, at_least, at_most, entry, one
 from benchmarks.matcher.plan import COVERAGES, FULL
 
-Row = dict[str, Any]
 Sections = dict[str, Row]
 _QUERY = 1 << 17
 
 
-class Target(NamedTuple):
-    """`measure` raises LookupError or TypeError where there is nothing to measure."""
-
-    name: str
-    wanted: str
-    measure: Callable[[Sections], Any]
-    passes: Callable[[Any], bool]
-
-
 def done_when(sections: Sections, cpus: int) -> list[Row]:
-    """One entry a target: name, target, value, and passed (None where it was not measured)."""
-    return [_entry(target, sections) for target in (*_matching(), *_service(), *_life(), *_replicas(cpus))]
-
-
-def _entry(target: Target, sections: Sections) -> Row:
-    try:
-        value = target.measure(sections)
-    except (LookupError, TypeError):
-        # Its section did not run, was run small, or had no peers.
-        value = None
-    passed = None if value is None else bool(target.passes(value))
-    return {"name": target.name, "target": target.wanted, "value": value, "passed": passed}
-
-
-def _at_least(name: str, bound: float, measure: Callable[[Sections], Any]) -> Target:
-    return Target(name, f">= {bound}", measure, lambda value: value >= bound)
-
-
-def _at_most(name: str, bound: float, measure: Callable[[Sections], Any]) -> Target:
-    return Target(name, f"<= {bound}", measure, lambda value: value <= bound)
-
-
-def _one(rows: Iterable[Row], **where: Any) -> Row:
-    for row in rows:
-        if all(row[key] == value for key, value in where.items()):
-            return row
-    raise LookupError(where)
+    """One entry a target."""
+    return [entry(target, sections) for target in (*_matching(), *_service(), *_life(), *_replicas(cpus))]
 
 
 def _full(sections: Sections, name: str, size: str, wanted: int) -> Row:
@@ -61,11 +27,11 @@ def _matching() -> Iterator[Target]:
     for peer, bounds in (("local", (60, 60, 60)), ("fleet", (5, 8, 8))):
         for coverage, bound in zip(COVERAGES, bounds, strict=True):
             name = f"match, 800 K chunks, 128 K tokens, {coverage} %: times {peer}"
-            yield _at_least(name, bound, partial(_ratio, peer=peer, coverage=coverage))
-    yield _at_least("recall, lowest", 1.0, _recall)
-    yield _at_most("false matches", 0, _false_matches)
-    yield _at_most("each further window class, highest ms", 0.2, _class_cost)
-    yield _at_least("two threads over one", 1.7, _threads)
+            yield at_least(name, bound, partial(_ratio, peer=peer, coverage=coverage))
+    yield at_least("recall, lowest", 1.0, _recall)
+    yield at_most("false matches", 0, _false_matches)
+    yield at_most("each further window class, highest ms", 0.2, _class_cost)
+    yield at_least("two threads over one", 1.7, _threads)
     for peer in ("local", "fleet"):
         yield Target(
             f"registration into the table: times {peer}",
@@ -77,11 +43,11 @@ def _matching() -> Iterator[Target]:
 
 def _ratio(sections: Sections, peer: str, coverage: int) -> Any:
     rows = sections["match"]["rows"]
-    return _one(rows, table=FULL.largest, tokens=_QUERY, coverage=coverage)[f"ratio_{peer}"]
+    return one(rows, table=FULL.largest, tokens=_QUERY, coverage=coverage)[f"ratio_{peer}"]
 
 
 def _registered(sections: Sections, peer: str) -> Any:
-    row = _one(sections["match"]["registration"], table=FULL.largest)
+    row = one(sections["match"]["registration"], table=FULL.largest)
     if row[f"ratio_{peer}"] is None:
         raise LookupError(peer)
     return {"median_page": row[f"ratio_{peer}"], "all_time": row[f"whole_ratio_{peer}"]}
@@ -99,12 +65,12 @@ def _false_matches(sections: Sections) -> int:
 
 def _class_cost(sections: Sections) -> Any:
     section = sections["match"]
-    _one(section["rows"], table=FULL.largest)
+    one(section["rows"], table=FULL.largest)
     return max(row["added_ms"] for row in section["classes"])
 
 
 def _threads(sections: Sections) -> Any:
-    return _one([sections["match"]["threads"]], table=FULL.largest)["two_over_one"]["ours"]
+    return one([sections["match"]["threads"]], table=FULL.largest)["two_over_one"]["ours"]
 
 
 def _service() -> Iterator[Target]:
@@ -120,7 +86,7 @@ def _service() -> Iterator[Target]:
 def _rpc(sections: Sections, tokens: int) -> Row:
     rows = _full(sections, "rpc", "chunks", FULL.rpc_chunks)["rows"]
     found = {
-        call: _one(rows, server="sync", transport="unix", tokens=tokens, clients=1, call=call)["p50_ms"]
+        call: one(rows, server="sync", transport="unix", tokens=tokens, clients=1, call=call)["p50_ms"]
         for call in ("match", "no-op")
     }
     return {"match_ms": found["match"], "no_op_ms": found["no-op"]}
@@ -132,7 +98,7 @@ def _rpc_passes(value: Row, bound: float) -> bool:
 
 
 def _life() -> Iterator[Target]:
-    yield _at_most("ready after kill -9 with 1 M chunks, slowest s", 15, _ready)
+    yield at_most("ready after kill -9 with 1 M chunks, slowest s", 15, _ready)
     yield Target("the same matches after it", "yes", _same, bool)
     yield Target(
         "after 10 M cycles over before: ms and bytes",
@@ -141,7 +107,7 @@ def _life() -> Iterator[Target]:
         lambda value: all(ratio <= 1.1 for ratio in value.values()),
     )
     for length in (700, 100):
-        yield _at_least(f"documents of {length} tokens, share covered", 0.98, partial(_share, length=length))
+        yield at_least(f"documents of {length} tokens, share covered", 0.98, partial(_share, length=length))
 
 
 def _ready(sections: Sections) -> Any:
@@ -158,7 +124,7 @@ def _churned(sections: Sections) -> Row:
 
 
 def _share(sections: Sections, length: int) -> Any:
-    return _one(sections["coverage"]["rows"], lengths=[length])["ours_share"]
+    return one(sections["coverage"]["rows"], lengths=[length])["ours_share"]
 
 
 def _replicas(cpus: int) -> Iterator[Target]:
@@ -179,8 +145,8 @@ def _replicas(cpus: int) -> Iterator[Target]:
         lambda value: value["same_load_each"] <= 1.1,
     )
     if cpus >= 8:
-        yield _at_least("throughput, two replicas over one", 1.8, lambda s: replicas(s)["throughput"]["two_over_one"])
-    yield _at_most(
+        yield at_least("throughput, two replicas over one", 1.8, lambda s: replicas(s)["throughput"]["two_over_one"])
+    yield at_most(
         "visible on every replica, p99 ms",
         100,
         lambda s: replicas(s)["visibility"]["p99_ms"],

@@ -1,4 +1,4 @@
-"""`build/bench/matcher.json`, and a summary for people."""
+"""A bench's JSON result under `build/bench/`, and its summary for people."""
 
 import json
 import os
@@ -12,13 +12,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.matcher.processes import PEERS_PYTHON
-from benchmarks.matcher.targets import done_when
+from benchmarks.common.processes import PEERS_PYTHON
+from benchmarks.common.targets import Row
 
 _PACKAGES = ("numpy", "numba", "grpcio", "protobuf", "redis", "hiredis")
 _WORDS = {True: Text("pass", style="green"), False: Text("FAIL", style="bold red"), None: Text("not measured", "dim")}
-
-Row = dict[str, Any]
 
 
 def machine() -> Row:
@@ -44,9 +42,7 @@ def versions() -> Row:
     return {"python": platform.python_version(), **found, "lmcache": lmcache}
 
 
-def write(path: Path, sections: dict[str, Row], facts: Row, quick: bool) -> list[Row]:
-    """Writes the file; returns the targets."""
-    targets = done_when(sections, facts["cores"])
+def write(path: Path, sections: dict[str, Row], facts: Row, targets: list[Row], quick: bool) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     document = {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -57,7 +53,6 @@ def write(path: Path, sections: dict[str, Row], facts: Row, quick: bool) -> list
         "done_when": targets,
     }
     path.write_text(json.dumps(document, indent=1) + "\n")
-    return targets
 
 
 def earlier(path: Path) -> dict[str, Row]:
@@ -68,39 +63,20 @@ def earlier(path: Path) -> dict[str, Row]:
     return {name: value for name, value in document.items() if isinstance(value, dict) and "section_made" in value}
 
 
-def summary(console: Console, sections: dict[str, Row], targets: list[Row]) -> None:
-    if "match" in sections:
-        console.print(_match_table(sections["match"]))
+def show_targets(console: Console, targets: list[Row]) -> None:
     table = Table(title="Done when", title_justify="left", box=None, pad_edge=False)
     for column in ("target", "wanted", "measured", ""):
         table.add_column(column)
     for target in targets:
-        table.add_row(target["name"], target["target"], _figure(target["value"]), _WORDS[target["passed"]])
+        table.add_row(target["name"], target["target"], figure(target["value"]), _WORDS[target["passed"]])
     console.print(table)
-    if not PEERS_PYTHON.exists():
-        console.print("Ratios are missing: the peers are not installed. make bench-peers", style="yellow")
 
 
-def _match_table(section: Row) -> Table:
-    table = Table(title="Match, median ms", title_justify="left", box=None, pad_edge=False)
-    columns = ("chunks", "tokens", "covered", "ours", "all classes", "local", "x", "fleet", "x", "recall", "false")
-    for column in columns:
-        table.add_column(column, justify="right")
-    for row in section["rows"]:
-        table.add_row(
-            f"{row['table']:,}", f"{row['tokens']:,}", f"{row['coverage']} %", _figure(row["ours_ms"]),
-            _figure(row["mixed_ms"]), _figure(row.get("local_ms")), _figure(row["ratio_local"]),
-            _figure(row.get("fleet_ms")), _figure(row["ratio_fleet"]), _figure(row["recall"]),
-            str(row["false_matches"]),
-        )  # fmt: skip
-    return table
-
-
-def _figure(value: Any) -> str:
+def figure(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_figure(one)}" for name, one in value.items())
+        return ", ".join(f"{name} {figure(one)}" for name, one in value.items())
     return f"{value:.4g}" if abs(value) < 100 else f"{value:,.0f}"
