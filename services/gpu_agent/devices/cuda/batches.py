@@ -182,10 +182,12 @@ class Packed:
 
 def pack(batch: Batch, buffer: Bytes) -> Packed:
     """Writes the tables one after the other, each at a multiple that a kernel can load widely."""
-    starts, end = [], 0
+    starts: list[int] = []
+    end = 0
     for table in (batch.tiles, batch.slots, batch.cos, batch.sin):
         starts.append(end)
         raw = table.reshape(-1).view(np.uint8)
         buffer[end : end + len(raw)] = raw
         end += -(-len(raw) // _ALIGN) * _ALIGN
-    return Packed(*starts, nbytes=end)
+    tiles, slots, cos, sin = starts
+    return Packed(tiles, slots, cos, sin, end)

@@ -43,9 +43,9 @@ class CudaDevice:
             torch.cuda.set_device(self._ordinal)
             self._driver = Driver(self._ordinal)
             free, _ = self._driver.memory()
-            self._host = HostMemory(self._driver)
-            self._inbound, self._outbound = (
-                Lane(self._driver, self._host, slot_bytes, hang_seconds, inbound) for inbound in (True, False)
+            self.host = HostMemory(self._driver)
+            self.inbound, self.outbound = (
+                Lane(self._driver, self.host, slot_bytes, hang_seconds, inbound) for inbound in (True, False)
             )
         except (OSError, CudaError, RuntimeError) as error:
             raise NoGpuError(str(error)) from error
@@ -58,10 +58,10 @@ class CudaDevice:
         self._driver.bind()
 
     def adopt(self, memory: Bytes) -> None:
-        self._host.adopt(memory)
+        self.host.adopt(memory)
 
     def release(self, memory: Bytes) -> None:
-        self._host.release(memory)
+        self.host.release(memory)
 
     def open(self, handles: Sequence[pb.DeviceHandle], layout: Layout) -> KvMemory:
         if layout.dtype not in DTYPES:
@@ -71,7 +71,7 @@ class CudaDevice:
         self._enter()
         opened = OpenedHandles(self._driver, self.uuid, handles)
         try:
-            return CudaKvMemory(opened, layout, self._inbound, self._outbound, self._enter)
+            return CudaKvMemory(opened, layout, self.inbound, self.outbound, self._enter)
         except BaseException:
             opened.close()
             raise
@@ -94,7 +94,7 @@ class CudaDevice:
             raise unusable(f"the engine's event cannot be opened ({error}); do both share /dev/shm?") from error
 
     def close(self) -> None:
-        self._host.close()
+        self.host.close()
 
 
 def choose_gpu(visible: Sequence[str], wanted: str) -> tuple[int, str]:

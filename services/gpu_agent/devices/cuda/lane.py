@@ -62,7 +62,8 @@ class Lane:
         self._link = torch.cuda.Stream(device)
         self._kernels = torch.cuda.Stream(device)
         self._slots = [Slot(slot_bytes, device) for _ in range(_SLOTS)]
-        self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._begin = torch.cuda.Event(enable_timing=True)
+        self._end: torch.cuda.Event = torch.cuda.Event(enable_timing=True)
         self._turn = threading.Lock()
 
     def run(self, batches: Iterable[Batch], launch: Launch, watch: Watch) -> None:

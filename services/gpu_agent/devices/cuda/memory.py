@@ -12,7 +12,7 @@ from services.gpu_agent.devices.cuda.batches import Batches, Packed
 from services.gpu_agent.devices.cuda.ipc import OpenedHandles
 from services.gpu_agent.devices.cuda.kernels import move
 from services.gpu_agent.devices.cuda.lane import MAX_PAIRS, Lane, Launch
-from services.gpu_agent.devices.cuda.planes import NO_ROPE, Constants, constants, plane_table
+from services.gpu_agent.devices.cuda.planes import Constants, constants, plane_table
 from services.gpu_agent.layouts import Layout
 from services.gpu_agent.rope import RopeSpec
 
@@ -33,7 +33,7 @@ class CudaKvMemory:
     ) -> None:
         self.mapped_bytes = opened.mapped_bytes
         self._opened = opened
-        self._layout = layout
+        self.layout = layout
         self._inbound = inbound
         self._outbound = outbound
         self._enter = enter
@@ -50,16 +50,22 @@ class CudaKvMemory:
 
     def _run(self, lane: Lane, group: int, pieces: Sequence[Piece], rope: RopeSpec, watch: Watch) -> None:
         self._enter()
-        known = constants(self._layout, group, rope, self._tables[group])
-        batches = Batches(self._layout.groups[group], rope, lane.slot_bytes, known.tile_tokens)
-        launch = self._launch(group, known, gather=lane is self._outbound)
-        lane.run(batches.of(pieces), launch, watch)
+        batches = self.batches(group, rope, lane.slot_bytes)
+        lane.run(batches.of(pieces), self.launch(group, rope, gather=lane is self._outbound), watch)
 
-    def _launch(self, group: int, known: Constants, *, gather: bool) -> Launch:
+    def _constants(self, group: int, rope: RopeSpec) -> Constants:
+        return constants(self.layout, group, rope, self._tables[group])
+
+    def batches(self, group: int, rope: RopeSpec, slot_bytes: int) -> Batches:
+        return Batches(self.layout.groups[group], rope, slot_bytes, self._constants(group, rope).tile_tokens)
+
+    def launch(self, group: int, rope: RopeSpec, *, gather: bool) -> Launch:
+        """What starts the kernel; a gather rotates nothing."""
+        known = self._constants(group, rope)
         planes = self._device_tables[group]
         constant = {
             "GATHER": gather,
-            "STYLE": NO_ROPE if gather else known.style,
+            "STYLE": known.style,
             "HEADS": known.heads,
             "SIZE": known.size,
             "ROTARY_OFFSET": known.rotary_offset,
@@ -93,9 +99,8 @@ class CudaKvMemory:
                 raise KvblendError(
                     "LAYOUT_UNKNOWN", f"a head rotates {len(rope.inv_freq)} pairs; {MAX_PAIRS} are allowed"
                 )
-            known = constants(self._layout, group, rope, self._tables[group])
-            for lane in (self._inbound, self._outbound):
-                lane.warm(self._launch(group, known, gather=lane is self._outbound))
+            self._inbound.warm(self.launch(group, rope, gather=False))
+            self._outbound.warm(self.launch(group, _NO_ROPE, gather=True))
 
     def check(self) -> None:
         """What was opened stays valid until it is closed, whatever the engine does."""
