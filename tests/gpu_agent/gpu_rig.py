@@ -1,8 +1,6 @@
 """An engine whose KV tensors are in this process's GPU memory, and an agent with the cuda device."""
 
 import importlib.util
-import os
-import subprocess
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from math import prod
@@ -82,12 +80,13 @@ class GpuStack(Stack):
         """Registered, its rope proven."""
         rig = GpuRig(self.target("agent"), arrangement, shape, rope, seed)
         self._rigs.append(rig)
-        rig.wait_for(rig._ready, 60)
+        rig.wait_for(lambda: rig._ready() or self._ended("agent"), 60)
+        assert not self._ended("agent"), (self.directory / "agent.log").read_text()[-3000:]
         rig.register(**changes)
         return rig
 
-    def pid(self, name: str) -> int:
-        return self._processes[name].pid
+    def _ended(self, name: str) -> bool:
+        return self._processes[name].poll() is not None
 
 
 @contextmanager
@@ -98,10 +97,3 @@ def gpu_stack(arena_mib: int, *agent_flags: str) -> Iterator[GpuStack]:
             stack.start_store()
             stack.start_agent("agent", *agent_flags)
             yield stack
-
-
-def used_mib() -> dict[int, int]:
-    """MiB of GPU memory by process, as the driver counts them; 0: those it names no process for."""
-    query = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
-    lines = subprocess.run(query, capture_output=True, text=True, check=True, env=os.environ).stdout.split("\n")
-    return {int(pid): int(used) for pid, used in (line.split(",") for line in lines if line.strip())}

@@ -3,16 +3,16 @@
 import time
 from collections.abc import Sequence
 
-import torch
-
 from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
 from services.common.errors import KvblendError
 from services.common.logs import get_logger
 from services.gpu_agent.devices.base import Bytes, KvMemory
-from services.gpu_agent.devices.cuda.driver import IPC_HANDLE_BYTES, CudaError, Driver, visible_gpus
+from services.gpu_agent.devices.cuda.driver import IPC_HANDLE_BYTES, CudaError, visible_gpus
+from services.gpu_agent.devices.cuda.gpu import Gpu
 from services.gpu_agent.devices.cuda.host import HostMemory
 from services.gpu_agent.devices.cuda.ipc import OpenedHandles, unusable
+from services.gpu_agent.devices.cuda.kernels import start
 from services.gpu_agent.devices.cuda.lane import Lane
 from services.gpu_agent.devices.cuda.memory import DTYPES, CudaKvMemory
 from services.gpu_agent.layouts import Layout
@@ -39,23 +39,17 @@ class CudaDevice:
     def __init__(self, gpu: str, slot_bytes: int, hang_seconds: float) -> None:
         """`gpu` is a UUID; empty: the only visible one."""
         try:
-            self._ordinal, self.uuid = choose_gpu(visible_gpus(), gpu)
-            torch.cuda.set_device(self._ordinal)
-            self._driver = Driver(self._ordinal)
-            free, _ = self._driver.memory()
-            self.host = HostMemory(self._driver)
+            ordinal, self.uuid = choose_gpu(visible_gpus(), gpu)
+            self._gpu = Gpu(ordinal)
+            free, _ = self._gpu.driver.memory()
+            self.host = HostMemory(self._gpu.driver)
             self.inbound, self.outbound = (
-                Lane(self._driver, self.host, slot_bytes, hang_seconds, inbound) for inbound in (True, False)
+                Lane(self._gpu, self.host, slot_bytes, hang_seconds, inbound) for inbound in (True, False)
             )
         except (OSError, CudaError, RuntimeError) as error:
             raise NoGpuError(str(error)) from error
-        taken = free - self._driver.memory()[0]
+        taken = free - self._gpu.driver.memory()[0]
         _log.info("serving a GPU", gpu=self.uuid, staging_mib=taken >> 20)
-
-    def _enter(self) -> None:
-        """Makes the GPU this thread's, for torch and for the driver."""
-        torch.cuda.set_device(self._ordinal)
-        self._driver.bind()
 
     def adopt(self, memory: Bytes) -> None:
         self.host.adopt(memory)
@@ -68,10 +62,10 @@ class CudaDevice:
             raise KvblendError(
                 "LAYOUT_UNKNOWN", f"the cuda device moves fp32, fp16 and bf16, not {common.Dtype.Name(layout.dtype)}"
             )
-        self._enter()
-        opened = OpenedHandles(self._driver, self.uuid, handles)
+        self._gpu.enter()
+        opened = OpenedHandles(self._gpu.driver, self.uuid, handles)
         try:
-            return CudaKvMemory(opened, layout, self.inbound, self.outbound, self._enter)
+            return CudaKvMemory(self._gpu, start, opened, layout, self.inbound, self.outbound)
         except BaseException:
             opened.close()
             raise
@@ -82,11 +76,11 @@ class CudaDevice:
             return
         if event.kind != pb.EVENT_KIND_CUDA_IPC or len(event.handle) != IPC_HANDLE_BYTES:
             raise unusable("the event is no CUDA IPC event handle")
-        self._enter()
+        self._gpu.enter()
         until = time.monotonic() + timeout
         try:
-            with self._driver.opened_event(event.handle) as opened:
-                while not self._driver.event_done(opened):
+            with self._gpu.driver.opened_event(event.handle) as opened:
+                while not self._gpu.driver.event_done(opened):
                     if time.monotonic() > until:
                         raise KvblendError("DEADLINE_EXCEEDED", "the engine's event did not come in time")
                     time.sleep(_LOOK_SECONDS)

@@ -4,17 +4,51 @@ It reads the tables of batches.py and planes.py. Elements that are not rotated a
 bit; those that are go through one rotation in fp32 and one rounding.
 """
 
+import torch
 import triton
 import triton.language as tl
 
-from services.gpu_agent.devices.cuda.batches import TILE
-from services.gpu_agent.devices.cuda.planes import GPTJ, NEOX, NO_ROPE, PLANE
+from services.gpu_agent.devices.cuda.batches import TILE, Packed
+from services.gpu_agent.devices.cuda.planes import GPTJ, NEOX, NO_ROPE, PLANE, Constants
 
 _TILE = tl.constexpr(len(TILE))
 _PLANE = tl.constexpr(len(PLANE))
 _NO_ROPE = tl.constexpr(NO_ROPE)
 _NEOX = tl.constexpr(NEOX)
 _GPTJ = tl.constexpr(GPTJ)
+_WARPS = 8
+
+
+def start(
+    staging: torch.Tensor,
+    planes: torch.Tensor,
+    tables: torch.Tensor,
+    packed: Packed,
+    grid: tuple[int, int],
+    known: Constants,
+    gather: bool,
+) -> None:
+    """Starts the kernel on the current stream. `staging` has the KV's dtype, `tables` are bytes."""
+    move[grid](
+        staging,
+        staging.data_ptr() // staging.itemsize,
+        planes,
+        tables[packed.tiles :].view(torch.int64),
+        tables[packed.slots :].view(torch.int32),
+        tables[packed.cos :].view(torch.float32),
+        tables[packed.sin :].view(torch.float32),
+        GATHER=gather,
+        STYLE=known.style,
+        HEADS=known.heads,
+        SIZE=known.size,
+        ROTARY_OFFSET=known.rotary_offset,
+        PAIRS=known.pairs,
+        BLOCK_TOKENS=known.block_tokens,
+        TILE_ROWS=known.tile_rows,
+        UNIT=known.unit,
+        VECTOR=known.vector,
+        num_warps=_WARPS,
+    )
 
 
 @triton.jit(do_not_specialize=["home"])

@@ -13,7 +13,7 @@ import torch
 
 from services.gpu_agent.devices.base import Bytes, Hung, Watch
 from services.gpu_agent.devices.cuda.batches import Batch, Fragment, Packed, pack, table_bytes
-from services.gpu_agent.devices.cuda.driver import Driver
+from services.gpu_agent.devices.cuda.gpu import Gpu
 from services.gpu_agent.devices.cuda.host import HostMemory, address_of
 
 # Filled, copied and moved by the kernel at the same time.
@@ -30,13 +30,13 @@ Launch = Callable[[torch.Tensor, torch.Tensor, Packed, tuple[int, int]], None]
 class Slot:
     """Staging memory for one batch, its tables, and pinned memory for blocks that are not registered."""
 
-    def __init__(self, nbytes: int, device: torch.device) -> None:
-        self.staging = torch.empty(nbytes, dtype=torch.uint8, device=device)
-        self.tables = torch.empty(table_bytes(MAX_PAIRS), dtype=torch.uint8, device=device)
-        self.host_tables = torch.empty(table_bytes(MAX_PAIRS), dtype=torch.uint8, pin_memory=True)
-        self.bounce: Bytes = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
-        self.ready = torch.cuda.Event()
-        self.done = torch.cuda.Event()
+    def __init__(self, gpu: Gpu, nbytes: int) -> None:
+        self.staging = gpu.empty(nbytes)
+        self.tables = gpu.empty(table_bytes(MAX_PAIRS))
+        self.host_tables: Bytes = gpu.pinned(table_bytes(MAX_PAIRS)).numpy()
+        self.bounce: Bytes = gpu.pinned(nbytes).numpy()
+        self.ready = gpu.event()
+        self.done = gpu.event()
         # When it was last given work, by the monotonic clock; None: it has none.
         self.since: float | None = None
         # Fragments that lie in `bounce` once the work is done and belong into their blocks.
@@ -49,21 +49,18 @@ class Slot:
 class Lane:
     """`inbound`: arena to engine; else engine to arena. Transfers take turns."""
 
-    def __init__(self, driver: Driver, host: HostMemory, slot_bytes: int, hang_seconds: float, inbound: bool) -> None:
+    def __init__(self, gpu: Gpu, host: HostMemory, slot_bytes: int, hang_seconds: float, inbound: bool) -> None:
         self.slot_bytes = slot_bytes
         # Seconds from the first byte to the last of the latest transfer, by the GPU's clock.
-        self._end.synchronize()
         self.device_seconds = 0.0
-        self._driver = driver
+        self._gpu = gpu
         self._host = host
         self._hang_seconds = hang_seconds
         self._inbound = inbound
-        device = torch.device("cuda", torch.cuda.current_device())
-        self._link = torch.cuda.Stream(device)
-        self._kernels = torch.cuda.Stream(device)
-        self._slots = [Slot(slot_bytes, device) for _ in range(_SLOTS)]
-        self._begin = torch.cuda.Event(enable_timing=True)
-        self._end: torch.cuda.Event = torch.cuda.Event(enable_timing=True)
+        self._link = gpu.stream()
+        self._kernels = gpu.stream()
+        self._slots = [Slot(gpu, slot_bytes) for _ in range(_SLOTS)]
+        self._begin, self._end = gpu.event(timing=True), gpu.event(timing=True)
         self._turn = threading.Lock()
 
     def run(self, batches: Iterable[Batch], launch: Launch, watch: Watch) -> None:
@@ -90,7 +87,7 @@ class Lane:
         """Compiles and loads a kernel, which finds nothing to do."""
         with self._turn:
             slot = self._slots[0]
-            with torch.cuda.stream(self._kernels):
+            with self._gpu.on(self._kernels):
                 slot.tables[:256].zero_()
                 launch(slot.staging, slot.tables, Packed(0, 0, 0, 0, 0), (1, 1))
             self._kernels.synchronize()
@@ -144,7 +141,7 @@ class Lane:
 
     def _wait_for_the_end(self) -> None:
         try:
-            self._driver.bind()
+            self._gpu.enter()
             self._link.synchronize()
             self._kernels.synchronize()
         finally:
@@ -154,15 +151,15 @@ class Lane:
             self._turn.release()
 
     def _enqueue(self, slot: Slot, batch: Batch, launch: Launch) -> None:
-        packed = pack(batch, slot.host_tables.numpy())
-        tables = address_of(slot.host_tables.numpy())
+        packed = pack(batch, slot.host_tables)
+        tables = address_of(slot.host_tables)
         stream = self._link if self._inbound else self._kernels
-        self._driver.to_device(tables, packed.nbytes, slot.tables.data_ptr(), packed.nbytes, 1, stream.cuda_stream)
+        self._gpu.to_device(tables, packed.nbytes, slot.tables.data_ptr(), packed.nbytes, 1, stream.cuda_stream)
         if self._inbound:
             self._fetch(slot, batch)
             slot.ready.record(self._link)
             self._kernels.wait_event(slot.ready)
-        with torch.cuda.stream(self._kernels):
+        with self._gpu.on(self._kernels):
             launch(slot.staging, slot.tables, packed, (len(batch.tiles), batch.most_planes))
         if not self._inbound:
             slot.ready.record(self._kernels)
@@ -177,7 +174,7 @@ class Lane:
                 bounced.reshape(fragment.planes, fragment.width)[:] = fragment.host_rows()
                 host, pitch = address_of(bounced), fragment.width
             device = slot.staging.data_ptr() + fragment.start
-            self._driver.to_device(host, pitch, device, fragment.width, fragment.planes, self._link.cuda_stream)
+            self._gpu.to_device(host, pitch, device, fragment.width, fragment.planes, self._link.cuda_stream)
 
     def _send(self, slot: Slot, batch: Batch) -> None:
         for fragment in batch.fragments:
@@ -186,7 +183,7 @@ class Lane:
                 slot.owed.append(fragment)
                 host, pitch = address_of(slot.bounced(fragment)), fragment.width
             device = slot.staging.data_ptr() + fragment.start
-            self._driver.to_host(device, host, pitch, fragment.width, fragment.planes, self._link.cuda_stream)
+            self._gpu.to_host(device, host, pitch, fragment.width, fragment.planes, self._link.cuda_stream)
 
     def _direct(self, fragment: Fragment) -> tuple[int | None, int]:
         """(where the fragment's first wanted byte is, its pitch) if the GPU can reach it."""

@@ -9,8 +9,8 @@ from kvblend.v1 import common_pb2 as common
 from services.common.errors import KvblendError
 from services.gpu_agent.devices.base import Piece, Watch
 from services.gpu_agent.devices.cuda.batches import Batches, Packed
+from services.gpu_agent.devices.cuda.gpu import Gpu
 from services.gpu_agent.devices.cuda.ipc import OpenedHandles
-from services.gpu_agent.devices.cuda.kernels import move
 from services.gpu_agent.devices.cuda.lane import MAX_PAIRS, Lane, Launch
 from services.gpu_agent.devices.cuda.planes import Constants, constants, plane_table
 from services.gpu_agent.layouts import Layout
@@ -25,22 +25,26 @@ DTYPES: dict[int, torch.dtype] = {
 _NO_ROPE = RopeSpec(common.ROPE_STYLE_NONE, 0, np.empty(0, np.float64))
 
 
+# kernels.start, or what does the same on a CPU.
+Start = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Packed, tuple[int, int], Constants, bool], None]
+
+
 class CudaKvMemory:
-    """`enter` makes the GPU this thread's own; every method calls it first."""
+    """Closes `opened` with itself."""
 
     def __init__(
-        self, opened: OpenedHandles, layout: Layout, inbound: Lane, outbound: Lane, enter: Callable[[], None]
+        self, gpu: Gpu, start: Start, opened: OpenedHandles, layout: Layout, inbound: Lane, outbound: Lane
     ) -> None:
-        self.mapped_bytes = opened.mapped_bytes
-        self._opened = opened
         self.layout = layout
+        self.mapped_bytes = opened.mapped_bytes
+        self._gpu = gpu
+        self._start = start
+        self._opened = opened
         self._inbound = inbound
         self._outbound = outbound
-        self._enter = enter
         self._dtype = DTYPES[layout.dtype]
         self._tables = [plane_table(layout, group, opened.starts) for group in range(len(layout.groups))]
-        self._device_tables = [torch.from_numpy(table).to("cuda") for table in self._tables]
-        torch.cuda.current_stream().synchronize()
+        self._gpu_tables = [gpu.upload(torch.from_numpy(table)) for table in self._tables]
 
     def scatter(self, group: int, pieces: Sequence[Piece], rope: RopeSpec, watch: Watch) -> None:
         self._run(self._inbound, group, pieces, rope, watch)
@@ -49,7 +53,7 @@ class CudaKvMemory:
         self._run(self._outbound, group, pieces, _NO_ROPE, watch)
 
     def _run(self, lane: Lane, group: int, pieces: Sequence[Piece], rope: RopeSpec, watch: Watch) -> None:
-        self._enter()
+        self._gpu.enter()
         batches = self.batches(group, rope, lane.slot_bytes)
         lane.run(batches.of(pieces), self.launch(group, rope, gather=lane is self._outbound), watch)
 
@@ -61,39 +65,16 @@ class CudaKvMemory:
 
     def launch(self, group: int, rope: RopeSpec, *, gather: bool) -> Launch:
         """What starts the kernel; a gather rotates nothing."""
-        known = self._constants(group, rope)
-        planes = self._device_tables[group]
-        constant = {
-            "GATHER": gather,
-            "STYLE": known.style,
-            "HEADS": known.heads,
-            "SIZE": known.size,
-            "ROTARY_OFFSET": known.rotary_offset,
-            "PAIRS": known.pairs,
-            "BLOCK_TOKENS": known.block_tokens,
-            "TILE_ROWS": known.tile_rows,
-            "UNIT": known.unit,
-            "VECTOR": known.vector,
-        }
+        known, planes = self._constants(group, rope), self._gpu_tables[group]
 
         def launch(staging: torch.Tensor, tables: torch.Tensor, packed: Packed, grid: tuple[int, int]) -> None:
-            move[grid](
-                staging.view(self._dtype),
-                staging.data_ptr() // self._dtype.itemsize,
-                planes,
-                tables[packed.tiles :].view(torch.int64),
-                tables[packed.slots :].view(torch.int32),
-                tables[packed.cos :].view(torch.float32),
-                tables[packed.sin :].view(torch.float32),
-                num_warps=8,
-                **constant,
-            )
+            self._start(staging.view(self._dtype), planes, tables, packed, grid, known, gather)
 
         return launch
 
     def prepare(self, ropes: Sequence[RopeSpec]) -> None:
         """Compiles and loads the kernels."""
-        self._enter()
+        self._gpu.enter()
         for group, rope in enumerate(ropes):
             if len(rope.inv_freq) > MAX_PAIRS:
                 raise KvblendError(
@@ -106,6 +87,6 @@ class CudaKvMemory:
         """What was opened stays valid until it is closed, whatever the engine does."""
 
     def close(self) -> None:
-        self._enter()
-        self._device_tables.clear()
+        self._gpu.enter()
+        self._gpu_tables.clear()
         self._opened.close()
