@@ -1,6 +1,9 @@
 """An engine whose KV tensors are in this process's GPU memory, and an agent with the cuda device."""
 
 import importlib.util
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from math import prod
@@ -14,6 +17,7 @@ from agent_rig import Rig
 from engine_memory import DTYPES, EngineMemory, model_space
 from processes import Stack
 
+from kvblend.client import KvblendClient
 from kvblend.cuda_memory import cuda_handle
 from kvblend.layouts import KvShape, buffer_shapes
 from kvblend.v1 import agent_pb2 as pb
@@ -80,10 +84,28 @@ class GpuStack(Stack):
         """Registered, its rope proven."""
         rig = GpuRig(self.target("agent"), arrangement, shape, rope, seed)
         self._rigs.append(rig)
-        rig.wait_for(lambda: rig._ready() or self._ended("agent"), 60)
-        assert not self._ended("agent"), (self.directory / "agent.log").read_text()[-3000:]
         rig.register(**changes)
         return rig
+
+    def start_agent_in_container(self) -> None:
+        """In PID, IPC, network and mount namespaces of its own, with a /dev/shm of its own: it is process 1 there."""
+        unshare = ["unshare", "--ipc", "--net", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc"]
+        own_shm = ["sh", "-c", 'mount -t tmpfs none /dev/shm && exec "$@"', "sh"]
+        service = [sys.executable, "-m", "services.gpu_agent", "--listen", self.target("agent"), "--device", "cuda"]
+        flags = ["--store", self.target("store"), "--name", "agent", "--heartbeat-seconds", "0.2"]
+        with (self.directory / "agent.log").open("ab") as log:
+            command = [*unshare, *own_shm, *service, *flags, "--drain-seconds", "0", "--staging-mib", "1"]
+            self._processes["agent"] = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def wait_agent(self) -> None:
+        """Until the agent has a session with the store."""
+        client = KvblendClient(self.target("agent"), "waiting")
+        give_up_at = time.monotonic() + 90
+        while not any(ready for _, ready, _ in client.ping().dependencies):
+            assert not self._ended("agent"), (self.directory / "agent.log").read_text()[-3000:]
+            assert time.monotonic() < give_up_at, (self.directory / "agent.log").read_text()[-3000:]
+            time.sleep(0.1)
+        client.close()
 
     def _ended(self, name: str) -> bool:
         return self._processes[name].poll() is not None
@@ -96,4 +118,5 @@ def gpu_stack(arena_mib: int, *agent_flags: str) -> Iterator[GpuStack]:
             stack.start_matcher()
             stack.start_store()
             stack.start_agent("agent", *agent_flags)
+            stack.wait_agent()
             yield stack

@@ -149,6 +149,11 @@ def test_the_agent_waits_for_the_engines_event(stack: GpuStack) -> None:
     rig = stack.gpu_rig("paged_nhd", shape_of(case, "paged_nhd", 64), ROPES["neox"](16), next(SEEDS))
     table, slots = slot_map(rig, 6)
     event = torch.cuda.Event(interprocess=True)
+    # Its first use loads the kernel, which waits for everything else.
+    for tensor in rig.engine.tensors:
+        tensor.fill_(1.0)
+    event.record()
+    torch.cuda.synchronize()
     torch.cuda._sleep(1_000_000_000)
     for tensor in rig.engine.tensors:
         tensor.fill_(3.0)

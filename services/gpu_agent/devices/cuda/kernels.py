@@ -28,15 +28,15 @@ def start(
     known: Constants,
     gather: bool,
 ) -> None:
-    """Starts the kernel on the current stream. `staging` has the KV's dtype, `tables` are bytes."""
+    """Starts the kernel on the current stream. `staging` has the KV's dtype, `tables` begin with the tiles."""
     move[grid](
         staging,
         staging.data_ptr() // staging.itemsize,
         planes,
-        tables[packed.tiles :].view(torch.int64),
-        tables[packed.slots :].view(torch.int32),
-        tables[packed.cos :].view(torch.float32),
-        tables[packed.sin :].view(torch.float32),
+        tables,
+        packed.slots,
+        packed.cos,
+        packed.sin,
         GATHER=gather,
         STYLE=known.style,
         HEADS=known.heads,
@@ -51,15 +51,15 @@ def start(
     )
 
 
-@triton.jit(do_not_specialize=["home"])
+@triton.jit(do_not_specialize=["home", "slots_at", "cos_at", "sin_at"])
 def move(
     staging,
     home,
     planes,
-    tiles,
-    slots,
-    cos,
-    sin,
+    tables,
+    slots_at,
+    cos_at,
+    sin_at,
     GATHER: tl.constexpr,
     STYLE: tl.constexpr,
     HEADS: tl.constexpr,
@@ -71,8 +71,15 @@ def move(
     UNIT: tl.constexpr,
     VECTOR: tl.constexpr,
 ):
-    """Program (tile, plane of its fragment). `staging` has the KV's dtype and begins at element number `home`."""
-    tile = tiles + tl.program_id(0) * _TILE
+    """Program (tile, plane of its fragment).
+
+    `staging` has the KV's dtype and begins at element number `home`; the other tables begin so many bytes after
+    the tiles, which are at `tables`, bytes as well.
+    """
+    slots = (tables + slots_at).to(tl.pointer_type(tl.int32))
+    cos = (tables + cos_at).to(tl.pointer_type(tl.float32))
+    sin = (tables + sin_at).to(tl.pointer_type(tl.float32))
+    tile = tables.to(tl.pointer_type(tl.int64)) + tl.program_id(0) * _TILE
     index = tl.program_id(1).to(tl.int64)
     if index >= tl.load(tile + 6):
         return

@@ -74,7 +74,8 @@ class Lane:
         while not self._turn.acquire(timeout=0.01):
             watch()
         try:
-            self._run(batches, launch, watch)
+            with self._gpu.on(self._kernels):
+                self._run(batches, launch, watch)
         except Hung:
             # Whoever waits for the copy's end opens the lane again.
             raise
@@ -159,8 +160,7 @@ class Lane:
             self._fetch(slot, batch)
             slot.ready.record(self._link)
             self._kernels.wait_event(slot.ready)
-        with self._gpu.on(self._kernels):
-            launch(slot.staging, slot.tables, packed, (len(batch.tiles), batch.most_planes))
+        launch(slot.staging, slot.tables, packed, (len(batch.tiles), batch.most_planes))
         if not self._inbound:
             slot.ready.record(self._kernels)
             self._link.wait_event(slot.ready)

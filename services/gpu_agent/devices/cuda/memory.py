@@ -66,9 +66,14 @@ class CudaKvMemory:
     def launch(self, group: int, rope: RopeSpec, *, gather: bool) -> Launch:
         """What starts the kernel; a gather rotates nothing."""
         known, planes = self._constants(group, rope), self._gpu_tables[group]
+        # By slot: what is done for every batch delays its copy.
+        views: dict[int, torch.Tensor] = {}
 
         def launch(staging: torch.Tensor, tables: torch.Tensor, packed: Packed, grid: tuple[int, int]) -> None:
-            self._start(staging.view(self._dtype), planes, tables, packed, grid, known, gather)
+            view = views.get(id(staging))
+            if view is None:
+                view = views[id(staging)] = staging.view(self._dtype)
+            self._start(view, planes, tables, packed, grid, known, gather)
 
         return launch
 
