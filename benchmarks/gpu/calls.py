@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,13 +35,20 @@ def run(quick: bool, screen: Screen) -> dict[str, Any]:
         assert registered, registered
         time.sleep(5)
         rows = [_row(client, chunks, room, repeats) for chunks in sizes]
+        ping = 1e3 * statistics.median(_seconds(client.ping) for _ in range(50))
         client.close()
     for row in rows:
         screen.line(
             f"{row['chunks']:>3} chunks: store {row['store_ms']:.2f} ms, lookup {row['lookup_ms']:.2f} ms, "
             f"retrieve {row['retrieve_ms']:.2f} ms ({row['retrieve_gbs']:.1f} GB/s)"
         )
-    return {"rows": rows}
+    return {"rows": rows, "ping_ms": ping}
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
 
 
 def _row(client: KvblendClient, chunks: int, room: int, repeats: int) -> dict[str, Any]:

@@ -112,10 +112,11 @@ class GpuStack(Stack):
 
 
 @contextmanager
-def gpu_stack(arena_mib: int, *agent_flags: str) -> Iterator[GpuStack]:
+def gpu_stack(arena_mib: int, *agent_flags: str, matcher: bool = True) -> Iterator[GpuStack]:
     with TemporaryDirectory(prefix="kvb-", dir="/dev/shm") as directory:
         with closing(GpuStack(Path(directory), arena_mib)) as stack:
-            stack.start_matcher()
+            if matcher:
+                stack.start_matcher()
             stack.start_store()
             stack.start_agent("agent", *agent_flags)
             stack.wait_agent()

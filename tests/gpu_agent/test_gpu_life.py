@@ -15,11 +15,12 @@ pytestmark = needs_gpu
 
 ENGINE = Path(__file__).with_name("gpu_engine.py")
 MIB = 2048
+TIMES = 6
 
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[GpuStack]:
-    with gpu_stack(64, "--staging-mib", "4") as running:
+    with gpu_stack(64, "--staging-mib", "4", matcher=False) as running:
         yield running
 
 
@@ -41,13 +42,13 @@ def free_mib() -> int:
 
 
 def test_a_killed_engine_is_gone_from_the_gpu_at_once(stack: GpuStack) -> None:
-    """Twenty times; the next engine finds its memory free."""
+    """Time and again; the next engine finds its memory free."""
     with engine(stack, "first"):
         pass
     time.sleep(2)
     baseline = free_mib()
     waits = []
-    for number in range(20):
+    for number in range(TIMES):
         with engine(stack, f"engine-{number}") as process:
             assert free_mib() <= baseline - MIB
             process.kill()
@@ -58,5 +59,5 @@ def test_a_killed_engine_is_gone_from_the_gpu_at_once(stack: GpuStack) -> None:
                 time.sleep(0.005)
             waits.append(time.monotonic() - killed)
     print("seconds until the memory was free:", " ".join(f"{wait:.3f}" for wait in sorted(waits)))
-    assert sorted(waits)[10] < 0.5
+    assert sorted(waits)[TIMES // 2] < 0.5
     assert abs(free_mib() - baseline) < 64

@@ -4,6 +4,8 @@ It reads the tables of batches.py and planes.py. Elements that are not rotated a
 bit; those that are go through one rotation in fp32 and one rounding.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -17,6 +19,7 @@ _NO_ROPE = tl.constexpr(NO_ROPE)
 _NEOX = tl.constexpr(NEOX)
 _GPTJ = tl.constexpr(GPTJ)
 _WARPS = 8
+_compiled: dict[tuple[torch.dtype, Constants, bool], Any] = {}
 
 
 def start(
@@ -29,7 +32,7 @@ def start(
     gather: bool,
 ) -> None:
     """Starts the kernel on the current stream. `staging` has the KV's dtype, `tables` begin with the tiles."""
-    move[grid](
+    arguments = (
         staging,
         staging.data_ptr() // staging.itemsize,
         planes,
@@ -37,18 +40,24 @@ def start(
         packed.slots,
         packed.cos,
         packed.sin,
-        GATHER=gather,
-        STYLE=known.style,
-        HEADS=known.heads,
-        SIZE=known.size,
-        ROTARY_OFFSET=known.rotary_offset,
-        PAIRS=known.pairs,
-        BLOCK_TOKENS=known.block_tokens,
-        TILE_ROWS=known.tile_rows,
-        UNIT=known.unit,
-        VECTOR=known.vector,
-        num_warps=_WARPS,
+        gather,
+        known.style,
+        known.heads,
+        known.size,
+        known.rotary_offset,
+        known.pairs,
+        known.block_tokens,
+        known.tile_rows,
+        known.unit,
+        known.vector,
     )
+    # Triton looks at every argument again to choose what it compiled; here the constants say it all.
+    key = staging.dtype, known, gather
+    compiled = _compiled.get(key)
+    if compiled is None:
+        _compiled[key] = move[grid](*arguments, num_warps=_WARPS)
+    else:
+        compiled[(*grid, 1)](*arguments)
 
 
 @triton.jit(do_not_specialize=["home", "slots_at", "cos_at", "sin_at"])
