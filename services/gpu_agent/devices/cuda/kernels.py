@@ -86,8 +86,6 @@ def move(
     the tiles, which are at `tables`, bytes as well.
     """
     slots = (tables + slots_at).to(tl.pointer_type(tl.int32))
-    cos = (tables + cos_at).to(tl.pointer_type(tl.float32))
-    sin = (tables + sin_at).to(tl.pointer_type(tl.float32))
     tile = tables.to(tl.pointer_type(tl.int64)) + tl.program_id(0) * _TILE
     index = tl.program_id(1).to(tl.int64)
     if index >= tl.load(tile + 6):
@@ -107,26 +105,40 @@ def move(
         + (row % HEADS) * tl.load(plane + 3)
     )
     inside = tl.load(tile) + index * tl.load(tile + 1) + (tl.load(tile + 4) * HEADS + row) * SIZE
-    outside = tl.multiple_of(outside, VECTOR)[:, None]
-    inside = tl.multiple_of(inside, VECTOR)[:, None]
+    outside, inside = tl.multiple_of(outside, VECTOR)[:, None], tl.multiple_of(inside, VECTOR)[:, None]
     live = live[:, None]
-
     rotation = tl.load(tile + 7)
     # Two conditions: the first is known when it is compiled, and then there is no such code.
     if STYLE != _NO_ROPE and not GATHER:  # noqa: SIM102
         if rotation >= 0 and tl.load(plane + 5) != 0:
+            cos = (tables + cos_at).to(tl.pointer_type(tl.float32)) + rotation * PAIRS
+            sin = (tables + sin_at).to(tl.pointer_type(tl.float32)) + rotation * PAIRS
             if STYLE == _NEOX:
-                _rotate_halves(staging, base, inside, outside, live, cos, sin, rotation, step, ROTARY_OFFSET, PAIRS)
+                _rotate_halves(staging, base, inside, outside, live, cos, sin, step, ROTARY_OFFSET, PAIRS)
             else:
-                _rotate_pairs(staging, base, inside, outside, live, cos, sin, rotation, step, ROTARY_OFFSET, PAIRS)
+                _rotate_pairs(staging, base, inside, outside, live, cos, sin, step, ROTARY_OFFSET, PAIRS)
             if 2 * PAIRS < SIZE:
-                part = tl.arange(0, triton.next_power_of_2(SIZE))[None, :]
-                still = (part < ROTARY_OFFSET) | (part >= ROTARY_OFFSET + 2 * PAIRS)
-                mask = live & still & (part < SIZE)
-                tl.store(base + outside + part * step, tl.load(staging + inside + part, mask=mask), mask=mask)
+                _copy(staging, base, inside, outside, live, step, GATHER, SIZE, ROTARY_OFFSET, 2 * PAIRS)
             return
+    _copy(staging, base, inside, outside, live, step, GATHER, SIZE, 0, 0)
+
+
+@triton.jit
+def _copy(
+    staging,
+    base,
+    inside,
+    outside,
+    live,
+    step,
+    GATHER: tl.constexpr,
+    SIZE: tl.constexpr,
+    OFFSET: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Moves what is not among the `WIDTH` elements from `OFFSET` on."""
     part = tl.arange(0, triton.next_power_of_2(SIZE))[None, :]
-    mask = live & (part < SIZE)
+    mask = live & (part < SIZE) & ((part < OFFSET) | (part >= OFFSET + WIDTH))
     if GATHER:
         tl.store(staging + inside + part, tl.load(base + outside + part * step, mask=mask), mask=mask)
     else:
@@ -134,14 +146,12 @@ def move(
 
 
 @triton.jit
-def _rotate_halves(
-    staging, base, inside, outside, live, cos, sin, rotation, step, OFFSET: tl.constexpr, PAIRS: tl.constexpr
-):
+def _rotate_halves(staging, base, inside, outside, live, cos, sin, step, OFFSET: tl.constexpr, PAIRS: tl.constexpr):
     """NeoX: element i of a pair's first half belongs to element i of the second."""
     pair = tl.arange(0, triton.next_power_of_2(PAIRS))
     known = pair < PAIRS
-    c = tl.load(cos + rotation * PAIRS + pair, mask=known, other=1.0)[None, :]
-    s = tl.load(sin + rotation * PAIRS + pair, mask=known, other=0.0)[None, :]
+    c = tl.load(cos + pair, mask=known, other=1.0)[None, :]
+    s = tl.load(sin + pair, mask=known, other=0.0)[None, :]
     one = OFFSET + pair[None, :]
     two = one + PAIRS
     mask = live & known[None, :]
@@ -153,16 +163,14 @@ def _rotate_halves(
 
 
 @triton.jit
-def _rotate_pairs(
-    staging, base, inside, outside, live, cos, sin, rotation, step, OFFSET: tl.constexpr, PAIRS: tl.constexpr
-):
+def _rotate_pairs(staging, base, inside, outside, live, cos, sin, step, OFFSET: tl.constexpr, PAIRS: tl.constexpr):
     """GPT-J: the two elements of a pair are neighbours."""
     ROWS: tl.constexpr = inside.shape[0]
     WIDTH: tl.constexpr = triton.next_power_of_2(PAIRS)
     pair = tl.arange(0, WIDTH)
     known = pair < PAIRS
-    c = tl.load(cos + rotation * PAIRS + pair, mask=known, other=1.0)[None, :]
-    s = tl.load(sin + rotation * PAIRS + pair, mask=known, other=0.0)[None, :]
+    c = tl.load(cos + pair, mask=known, other=1.0)[None, :]
+    s = tl.load(sin + pair, mask=known, other=0.0)[None, :]
     part = tl.arange(0, 2 * WIDTH)[None, :]
     mask = live & (part < 2 * PAIRS)
     both = tl.load(staging + inside + OFFSET + part, mask=mask, other=0.0).to(tl.float32)
