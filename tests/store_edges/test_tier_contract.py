@@ -67,7 +67,7 @@ class MemoryTier:
             kept = object_pb2.ObjectMeta()
             kept.CopyFrom(meta)
             if self._flaw == "drops the document":
-                kept.document = ""
+                del kept.documents[:]
             self._objects[self._name(key)] = (kept, bytes(payload))
         return True
 

@@ -111,7 +111,7 @@ def check_keeps_groups_ranks_and_domains_apart(tier: Tier) -> None:
 def check_meta_comes_back_whole(tier: Tier) -> None:
     key, payload = key_for(1), payload_of(1, 3000)
     meta = meta_for(key, payload)
-    meta.document = "a document"
+    meta.documents.append("a document")
     meta.stored_position = 77
     meta.context_class = pb.CONTEXT_CLASS_ALONE
     assert tier.write(key, meta, memoryview(payload), SECONDS)
