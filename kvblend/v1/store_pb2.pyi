@@ -134,27 +134,37 @@ class LookupResponse(_message.Message):
     __slots__ = ("objects", "summary")
     OBJECTS_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
-    objects: _containers.RepeatedCompositeFieldContainer[LeasedObject]
+    objects: ObjectColumns
     summary: LookupSummary
-    def __init__(self, objects: _Optional[_Iterable[_Union[LeasedObject, _Mapping]]] = ..., summary: _Optional[_Union[LookupSummary, _Mapping]] = ...) -> None: ...
+    def __init__(self, objects: _Optional[_Union[ObjectColumns, _Mapping]] = ..., summary: _Optional[_Union[LookupSummary, _Mapping]] = ...) -> None: ...
 
-class LeasedObject(_message.Message):
-    __slots__ = ("place", "chain_hash", "domain", "tokens", "stored_position", "checksum", "verify")
-    PLACE_FIELD_NUMBER: _ClassVar[int]
-    CHAIN_HASH_FIELD_NUMBER: _ClassVar[int]
-    DOMAIN_FIELD_NUMBER: _ClassVar[int]
+class ObjectColumns(_message.Message):
+    __slots__ = ("headers", "generations", "slabs", "offsets", "payload_bytes", "groups", "chain_hashes", "domains", "tokens", "stored_positions", "checksums", "verify")
+    HEADERS_FIELD_NUMBER: _ClassVar[int]
+    GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    SLABS_FIELD_NUMBER: _ClassVar[int]
+    OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_HASHES_FIELD_NUMBER: _ClassVar[int]
+    DOMAINS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
-    STORED_POSITION_FIELD_NUMBER: _ClassVar[int]
-    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    STORED_POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     VERIFY_FIELD_NUMBER: _ClassVar[int]
-    place: ObjectPlace
-    chain_hash: bytes
-    domain: _common_pb2.Domain
-    tokens: int
-    stored_position: int
-    checksum: int
-    verify: bool
-    def __init__(self, place: _Optional[_Union[ObjectPlace, _Mapping]] = ..., chain_hash: _Optional[bytes] = ..., domain: _Optional[_Union[_common_pb2.Domain, str]] = ..., tokens: _Optional[int] = ..., stored_position: _Optional[int] = ..., checksum: _Optional[int] = ..., verify: bool = ...) -> None: ...
+    headers: bytes
+    generations: bytes
+    slabs: bytes
+    offsets: bytes
+    payload_bytes: bytes
+    groups: bytes
+    chain_hashes: bytes
+    domains: bytes
+    tokens: bytes
+    stored_positions: bytes
+    checksums: bytes
+    verify: bytes
+    def __init__(self, headers: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., slabs: _Optional[bytes] = ..., offsets: _Optional[bytes] = ..., payload_bytes: _Optional[bytes] = ..., groups: _Optional[bytes] = ..., chain_hashes: _Optional[bytes] = ..., domains: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., stored_positions: _Optional[bytes] = ..., checksums: _Optional[bytes] = ..., verify: _Optional[bytes] = ...) -> None: ...
 
 class LookupSummary(_message.Message):
     __slots__ = ("prefix_tokens", "blended_tokens", "prefix_hashes", "prefix_lengths", "segments", "shortfalls", "epoch", "l1_chunks", "l2_chunks")
@@ -171,12 +181,12 @@ class LookupSummary(_message.Message):
     blended_tokens: int
     prefix_hashes: bytes
     prefix_lengths: bytes
-    segments: _containers.RepeatedCompositeFieldContainer[_common_pb2.Segment]
+    segments: _common_pb2.SegmentColumns
     shortfalls: _containers.RepeatedCompositeFieldContainer[_common_pb2.Shortfall]
     epoch: int
     l1_chunks: int
     l2_chunks: int
-    def __init__(self, prefix_tokens: _Optional[int] = ..., blended_tokens: _Optional[int] = ..., prefix_hashes: _Optional[bytes] = ..., prefix_lengths: _Optional[bytes] = ..., segments: _Optional[_Iterable[_Union[_common_pb2.Segment, _Mapping]]] = ..., shortfalls: _Optional[_Iterable[_Union[_common_pb2.Shortfall, _Mapping]]] = ..., epoch: _Optional[int] = ..., l1_chunks: _Optional[int] = ..., l2_chunks: _Optional[int] = ...) -> None: ...
+    def __init__(self, prefix_tokens: _Optional[int] = ..., blended_tokens: _Optional[int] = ..., prefix_hashes: _Optional[bytes] = ..., prefix_lengths: _Optional[bytes] = ..., segments: _Optional[_Union[_common_pb2.SegmentColumns, _Mapping]] = ..., shortfalls: _Optional[_Iterable[_Union[_common_pb2.Shortfall, _Mapping]]] = ..., epoch: _Optional[int] = ..., l1_chunks: _Optional[int] = ..., l2_chunks: _Optional[int] = ...) -> None: ...
 
 class ObjectRef(_message.Message):
     __slots__ = ("header", "generation")

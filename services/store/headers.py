@@ -4,6 +4,7 @@ State is written last, so that a table found after a kill says nothing that is n
 """
 
 import mmap
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,11 @@ class HeaderTable:
 
     def get(self, header: int, column: str) -> int:
         return int(self._columns[column][header])
+
+    def columns(self, headers: Sequence[int], *names: str) -> list[Any]:
+        """Several columns of the given headers, each [n]."""
+        index = np.array(headers, np.int64)
+        return [self._columns[name][index] for name in names]
 
     def set(self, header: int, column: str, value: float) -> None:
         self._columns[column][header] = value

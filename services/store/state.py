@@ -5,7 +5,7 @@ Critical sections are short and do no I/O. Every method needs the lock unless it
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,7 +17,7 @@ from services.store.blocks import BlockPool, Writer
 from services.store.catalog import Catalog, Chunk
 from services.store.changes import STORE_OWNER, Added, Change, Removed
 from services.store.eviction import Policy
-from services.store.leases import HolderKey, LeaseTable, Ref
+from services.store.leases import HolderKey, LeaseTable, Objects, Ref
 from services.store.names import ANY
 from services.store.objects import ChunkKey, ObjectKey, info_of
 from services.store.stats import Stats
@@ -186,18 +186,30 @@ class StoreState:
         chunk = self.catalog.get(key)
         return chunk if chunk is not None and chunk.usable(self.clock.wall()) else None
 
-    def touch(self, chunks: Iterable[Chunk]) -> None:
-        """Used now; of a chain the last first, so that its head stays longest."""
-        now = self.clock.now()
-        for chunk in reversed(list(chunks)):
-            self.policy.touched(chunk, now)
+    def all_usable(self, keys: Iterable[ChunkKey]) -> list[Chunk | None]:
+        """As `usable`, for each key."""
+        wall = self.clock.wall()
+        chunks = map(self.catalog.get, keys)
+        return [chunk if chunk is not None and chunk.usable(wall) else None for chunk in chunks]
 
-    def lease(self, holder: HolderKey, chunk: Chunk) -> bool:
-        """HELD leases on the rank's objects of a usable chunk; False: a cap forbids it."""
-        headers = self.pool.headers
-        objects = rank_objects(chunk, holder.rank)
-        refs = [(self.ref(header), headers.get(header, "capacity_bytes")) for _, header in objects]
-        return self.leases.acquire(holder, chunk.info.tenant, chunk, refs, self.clock.now())
+    def touch(self, chunks: Sequence[Chunk]) -> None:
+        """Used now; of a chain the last first, so that its head stays longest."""
+        now, touched = self.clock.now(), self.policy.touched
+        for chunk in reversed(chunks):
+            touched(chunk, now)
+
+    def lease(self, holder: HolderKey, chunks: Sequence[Chunk]) -> int:
+        """HELD leases on the rank's objects of usable chunks of one space, each given once.
+
+        Returns of how many of the chunks, from the first on: a cap may forbid the rest.
+        """
+        if not chunks:
+            return 0
+        headers, owners = rank_objects(chunks, holder.rank)
+        generations, sizes = self.pool.headers.columns(headers, "generation", "capacity_bytes")
+        objects = Objects(owners, headers, generations.tolist(), sizes.tolist())
+        leased = self.leases.acquire(holder, chunks[0].info.tenant, objects, self.clock.now())
+        return leased // chunks[0].info.groups
 
     def begin_copy(self, holder: HolderKey, ref: Ref) -> pb.Reason:
         """HELD -> BUSY; REASON_UNSPECIFIED: the copy may begin."""
@@ -282,6 +294,11 @@ class StoreState:
         return [Added(key, STORE_OWNER, info) for key, info, _ in held] + in_l2
 
 
-def rank_objects(chunk: Chunk, rank: int) -> list[tuple[int, int]]:
-    """(group, header) of one rank's objects."""
-    return sorted((group, header) for (group, of_rank), header in chunk.objects.items() if of_rank == rank)
+def rank_objects(chunks: Sequence[Chunk], rank: int) -> tuple[list[int], Sequence[Chunk]]:
+    """(headers, chunk of each) of one rank's objects: all groups of the first chunk, of the second, and so on.
+
+    The chunks are complete and of one space.
+    """
+    groups = range(chunks[0].info.groups) if chunks else range(0)
+    headers = [chunk.objects[group, rank] for chunk in chunks for group in groups]
+    return headers, chunks if len(groups) == 1 else [chunk for chunk in chunks for _ in groups]

@@ -95,7 +95,7 @@ class Writes:
         with state.lock:
             reservation = _Reservation(secrets.randbits(63) | 1, session, state.clock.now() + self.ttl)
             # First, so that making room does not take the chain's own beginning.
-            state.touch(chunk for wish in wishes if (chunk := state.catalog.get(wish.key)))
+            state.touch([chunk for wish in wishes if (chunk := state.catalog.get(wish.key))])
             grants: list[store_pb2.ChunkGrant] = []
             full = False
             try:

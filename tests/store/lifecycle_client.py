@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 from process_kit import Agent
-from store_kit import CHUNK, checksum, model_space, text
+from store_kit import CHUNK, Leased, checksum, model_space, text
 
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import store_pb2, store_pb2_grpc
@@ -59,11 +59,11 @@ class Write:
 class Answer:
     """A lookup's objects, and the copies that run of them and of those of earlier attempts."""
 
-    def __init__(self, agent: Agent, key: pb.RequestKey, objects: list[store_pb2.LeasedObject]) -> None:
+    def __init__(self, agent: Agent, key: pb.RequestKey, objects: list[Leased]) -> None:
         self.agent = agent
         self.key = key
         self.objects = objects
-        self.running: list[tuple[pb.RequestKey, store_pb2.LeasedObject, bytes]] = []
+        self.running: list[tuple[pb.RequestKey, Leased, bytes]] = []
 
     def begin(self) -> list[int]:
         answer = self.agent.call("BeginCopy", _SECONDS, request=self.key, objects=_refs(self.objects))
@@ -87,19 +87,19 @@ class Answer:
         """As `finish`, without a lease."""
         return [self._compare(item, b"") for item in self.objects if self._is_current(item)]
 
-    def _is_current(self, item: store_pb2.LeasedObject) -> bool:
+    def _is_current(self, item: Leased) -> bool:
         catalog, place = self.agent.catalog, item.place
         same = catalog.epoch == self.agent.hello.arena.epoch and catalog.generation(place.header) == place.generation
         return same and catalog.state(place.header) in (BlockState.COMMITTED, BlockState.CONDEMNED)
 
-    def _compare(self, item: store_pb2.LeasedObject, first: bytes) -> str:
+    def _compare(self, item: Leased, first: bytes) -> str:
         copied = first + bytes(self.agent.view(item.place)[len(first) :])
         if not self._is_current(item):
             return "old epoch" if self.agent.catalog.epoch != self.agent.hello.arena.epoch else "stale"
         return "good" if copied == self.agent.own_bytes(item.domain, item.chain_hash, item.place) else "wrong"
 
 
-def _refs(objects: list[store_pb2.LeasedObject]) -> list[store_pb2.ObjectRef]:
+def _refs(objects: list[Leased]) -> list[store_pb2.ObjectRef]:
     return [store_pb2.ObjectRef(header=item.place.header, generation=item.place.generation) for item in objects]
 
 

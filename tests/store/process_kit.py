@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import grpc
-from store_kit import checksum, known_bytes, model_space
+from store_kit import Leased, checksum, known_bytes, model_space, objects_in
 
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import store_pb2, store_pb2_grpc
@@ -204,7 +204,7 @@ class Agent:
 
     def lookup(
         self, tokens: Sequence[int], request: str | pb.RequestKey = "r", timeout: float = CALL_SECONDS, **fields: object
-    ) -> tuple[list[store_pb2.LeasedObject], store_pb2.LookupSummary]:
+    ) -> tuple[list[Leased], store_pb2.LookupSummary]:
         key = pb.RequestKey(request_id=request, attempt=1) if isinstance(request, str) else request
         parts = list(
             self.call(
@@ -216,9 +216,9 @@ class Agent:
                 **fields,
             )
         )
-        return [item for part in parts for item in part.objects], parts[-1].summary
+        return [item for part in parts for item in objects_in(part.objects)], parts[-1].summary
 
-    def retrieve(self, objects: Sequence[store_pb2.LeasedObject], request: str = "r") -> list[int]:
+    def retrieve(self, objects: Sequence[Leased], request: str = "r") -> list[int]:
         """Copies as an agent does, and compares with what the keys must hold. Reasons, one an object."""
         refs = [store_pb2.ObjectRef(header=item.place.header, generation=item.place.generation) for item in objects]
         key = pb.RequestKey(request_id=request, attempt=1)
