@@ -72,8 +72,6 @@ class Scene:
         self.agents: list[Agent] = []
         self.deaths = 0
         self.start()
-        # Else a checkpoint would tell the matcher everything, whatever is published.
-        self.wait_until_told()
 
     def start(self, failpoints: str = "") -> None:
         self.close_agents()
@@ -183,7 +181,7 @@ class Scene:
 
     def wait_until_told(self) -> None:
         """The log has everything: only then may the two be compared."""
-        limit = time.monotonic() + 60
+        limit = time.monotonic() + 150  # The matcher may have to compile first.
         while True:
             with suppress(grpc.RpcError):
                 ping = self.agents[0].call("PingStore")
@@ -197,7 +195,7 @@ class Scene:
             time.sleep(0.05)
 
 
-def _names(columns: matcher_pb2.SegmentColumns) -> set[Name]:
+def _names(columns: pb.SegmentColumns) -> set[Name]:
     counts = np.frombuffer(columns.chunk_counts, "<u4")
     domains = np.repeat(np.frombuffer(columns.domains, np.uint8), counts)
     hashes = [columns.chain_hashes[at : at + 32] for at in range(0, len(columns.chain_hashes), 32)]
@@ -211,6 +209,8 @@ def scene(directory: Path, seed: int, kind: str = "store") -> Iterator[Scene]:
         stack.callback(zygote.close)
         made = Scene(directory, random.Random(seed), zygote.spawner(kind))
         stack.callback(made.close)
+        # Else a checkpoint would tell the matcher everything, whatever is published.
+        made.wait_until_told()
         yield made
 
 
