@@ -138,9 +138,11 @@ class Scene:
 
     def stop_matcher(self) -> None:
         self.matcher.process.send_signal(signal.SIGSTOP)
-        for _ in range(3):
-            self.put()
-        self.matcher.process.send_signal(signal.SIGCONT)
+        try:
+            for _ in range(3):
+                self.put()
+        finally:
+            self.matcher.process.send_signal(signal.SIGCONT)
 
     # What is there, and what is found.
 
