@@ -424,7 +424,7 @@ class LifecycleMachine(RuleBasedStateMachine):
     # The end.
 
     def teardown(self) -> None:
-        failed = sys.exc_info()[0] is not None
+        failed = isinstance(sys.exc_info()[1], AssertionError)
         try:
             if not failed:
                 self.end()
