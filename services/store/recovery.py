@@ -10,7 +10,6 @@ from kvblend.v1 import object_pb2
 from services.common.arena_format import FLAG_IN_L2, FLAG_PINNED, BlockState
 from services.common.identity import OBJECT_FORMAT_VERSION
 from services.common.logs import get_logger
-from services.store.allocator import Allocator
 from services.store.arena import Arena
 from services.store.blocks import BlockPool
 from services.store.headers import HeaderTable
@@ -48,8 +47,7 @@ def open_pool(arena: Arena) -> Found:
     for header in set(kept) - set(sound):
         _log.warning("header names a place that cannot be its own, dropped", header=header)
         headers.free(header)
-    places = [_place(headers, header) for header in sound]
-    pool = BlockPool(arena, headers, Allocator(arena.slabs, arena.slab_bytes, places))
+    pool = BlockPool(arena, headers, sound)
     committed = [header for header in sound if headers.state(header) == BlockState.COMMITTED]
     return Found(pool, committed, sorted(set(sound) - set(committed)))
 

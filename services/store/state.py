@@ -18,7 +18,9 @@ from services.store.changes import STORE_OWNER, Added, Change, Removed
 from services.store.eviction import Policy
 from services.store.leases import HolderKey, LeaseTable, Ref
 from services.store.objects import ChunkKey, ObjectKey, info_of
+from services.store.scattered import in_the_way
 from services.store.stats import Stats
+from services.store.usage import Usage
 
 
 class Outbox(Protocol):
@@ -65,6 +67,7 @@ class StoreState:
         self.policy = policy
         self.clock = clock
         self.stats = Stats()
+        self.usage = Usage(pool)
         self.leases = LeaseTable(lease_ttl, session_cap, tenant_cap, self._copies_stopped)
         self.l2_id = l2_id
         # Headers whose bytes nobody has verified since a crash.
@@ -99,7 +102,7 @@ class StoreState:
         if not self.pool.fits_ever(payload_bytes, meta_bytes):
             return None
         header = self.pool.reserve(payload_bytes, meta_bytes, writer)
-        for chunk, reason in self._leaving():
+        for chunk, reason in self._leaving(payload_bytes, meta_bytes):
             if header is not None:
                 break
             self.stats.add("evicted_chunks")
@@ -107,10 +110,13 @@ class StoreState:
             header = self.pool.reserve(payload_bytes, meta_bytes, writer)
         return header
 
-    def _leaving(self) -> Iterator[tuple[Chunk, pb.Reason]]:
+    def _leaving(self, payload_bytes: int, meta_bytes: int) -> Iterator[tuple[Chunk, pb.Reason]]:
         """Chunks that may go, in order. The caller removes each before it asks for the next."""
-        for chunk in self.policy.victims(self.clock.now()):
-            if not chunk.protectors:
+        now = self.clock.now()
+        for chunk in self.policy.victims(now):
+            for neighbour in in_the_way(self, payload_bytes, meta_bytes, chunk, now):
+                yield neighbour, pb.REASON_EVICTED
+            if chunk.resident and not chunk.protectors:
                 yield chunk, pb.REASON_EVICTED
         for chunk in self.leases.oldest_revocable():
             if chunk.resident and not chunk.pinned:
@@ -151,6 +157,7 @@ class StoreState:
         if meta.document:
             chunk.documents.add(meta.document)
         self.policy.added(chunk, self.clock.now())
+        self.usage.count(chunk, header, 1)
         if key.chunk.domain == pb.DOMAIN_BLENDED:
             self.blended_bytes += self.pool.headers.get(header, "capacity_bytes")
         return chunk
@@ -163,6 +170,7 @@ class StoreState:
         self._expiring.discard(chunk)
         for header in chunk.objects.values():
             self.unverified.discard(header)
+            self.usage.count(chunk, header, -1)
             if chunk.key.domain == pb.DOMAIN_BLENDED:
                 self.blended_bytes -= self.pool.headers.get(header, "capacity_bytes")
             if self.leases.is_copied(header):
