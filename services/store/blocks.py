@@ -16,7 +16,7 @@ from services.store.headers import HeaderTable
 _log = get_logger("blocks")
 
 # Free space in pieces that is put up with: until there is so much of it, room is made in the policy's order.
-_SCATTERED_SHARE = 0.03
+_SCATTERED_SHARE = 0.025
 
 
 @dataclass(frozen=True)
