@@ -155,7 +155,7 @@ def leased_objects(state: StoreState, chunks: Iterable[Chunk], rank: int) -> lis
             tokens=chunk.info.token_count,
             stored_position=chunk.info.stored_position,
             checksum=state.pool.headers.get(header, "checksum"),
-            verify=header in state.unverified,
+            verify=state.must_verify(header),
         )
         for chunk in chunks
         for group, header in rank_objects(chunk, rank)

@@ -94,6 +94,13 @@ class StoreSettings(ServiceSettings):
         le=1,
         description="Share of the arena that one tenant's leases may protect; more is answered as QUOTA.",
     )
+    verify_share: float = Field(
+        1 / 256,
+        ge=0,
+        le=1,
+        description="Share of leased objects whose readers compare their bytes with the checksum: memory that goes bad "
+        "is noticed. All are compared on the first read after a crash.",
+    )
     request_ttl_seconds: float = Field(
         600.0, gt=0, le=86_400, description="After this a request that was never ended is forgotten with its leases."
     )

@@ -18,6 +18,7 @@ from services.store.changes import STORE_OWNER, Added, Change, Removed
 from services.store.eviction import Policy
 from services.store.leases import HolderKey, LeaseTable, Ref
 from services.store.objects import ChunkKey, ObjectKey, info_of
+from services.store.sampling import Sampler
 from services.store.scattered import in_the_way
 from services.store.stats import Stats
 from services.store.usage import Usage
@@ -59,8 +60,9 @@ class StoreState:
         session_cap: int,
         tenant_cap: int,
         l2_id: str,
+        verify_share: float,
     ) -> None:
-        """TTL in seconds, caps of leased bytes. `l2_id`: empty without L2."""
+        """TTL in seconds, caps of leased bytes. `l2_id`: empty without L2. `verify_share`: of leased objects."""
         self.lock = threading.RLock()
         self.pool = pool
         self.catalog = catalog
@@ -72,6 +74,7 @@ class StoreState:
         self.l2_id = l2_id
         # Headers whose bytes nobody has verified since a crash.
         self.unverified: set[int] = set()
+        self._sampler = Sampler(verify_share)
         # What BLENDED chunks hold.
         self.blended_bytes = 0
         self._condemned: set[int] = set()
@@ -217,6 +220,10 @@ class StoreState:
         if chunk is not None and self.leases.is_busy(holder, ref):
             self.stats.add("checksum_failures")
             self.remove(chunk, pb.REASON_CHECKSUM_MISMATCH)
+
+    def must_verify(self, header: int) -> bool:
+        """The next reader of this object has to compare its bytes with the checksum. Asked once for each lease."""
+        return header in self.unverified or self._sampler.due()
 
     def ref(self, header: int) -> Ref:
         return header, self.pool.headers.generation(header)
