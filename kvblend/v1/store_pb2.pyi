@@ -23,6 +23,14 @@ class ChunkOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CHUNK_OUTCOME_DECLINED: _ClassVar[ChunkOutcome]
     CHUNK_OUTCOME_STORED: _ClassVar[ChunkOutcome]
     CHUNK_OUTCOME_FAILED: _ClassVar[ChunkOutcome]
+
+class CheckPart(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CHECK_PART_UNSPECIFIED: _ClassVar[CheckPart]
+    CHECK_PART_BLOCKS: _ClassVar[CheckPart]
+    CHECK_PART_OBJECTS: _ClassVar[CheckPart]
+    CHECK_PART_LOG: _ClassVar[CheckPart]
+    CHECK_PART_L2: _ClassVar[CheckPart]
 STORE_KIND_UNSPECIFIED: StoreKind
 STORE_KIND_PROMPT: StoreKind
 STORE_KIND_DOCUMENT: StoreKind
@@ -33,6 +41,11 @@ CHUNK_OUTCOME_BEING_WRITTEN: ChunkOutcome
 CHUNK_OUTCOME_DECLINED: ChunkOutcome
 CHUNK_OUTCOME_STORED: ChunkOutcome
 CHUNK_OUTCOME_FAILED: ChunkOutcome
+CHECK_PART_UNSPECIFIED: CheckPart
+CHECK_PART_BLOCKS: CheckPart
+CHECK_PART_OBJECTS: CheckPart
+CHECK_PART_LOG: CheckPart
+CHECK_PART_L2: CheckPart
 
 class SessionRequest(_message.Message):
     __slots__ = ("session_id", "agent")
@@ -507,6 +520,44 @@ class TierUsage(_message.Message):
     ready: bool
     detail: str
     def __init__(self, tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., used_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., objects: _Optional[int] = ..., ready: bool = ..., detail: _Optional[str] = ...) -> None: ...
+
+class CheckStoreRequest(_message.Message):
+    __slots__ = ("fix",)
+    FIX_FIELD_NUMBER: _ClassVar[int]
+    fix: bool
+    def __init__(self, fix: bool = ...) -> None: ...
+
+class CheckStoreResponse(_message.Message):
+    __slots__ = ("part", "done", "total", "ended", "unfinished", "findings")
+    PART_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    UNFINISHED_FIELD_NUMBER: _ClassVar[int]
+    FINDINGS_FIELD_NUMBER: _ClassVar[int]
+    part: CheckPart
+    done: int
+    total: int
+    ended: bool
+    unfinished: str
+    findings: _containers.RepeatedCompositeFieldContainer[CheckFinding]
+    def __init__(self, part: _Optional[_Union[CheckPart, str]] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., ended: bool = ..., unfinished: _Optional[str] = ..., findings: _Optional[_Iterable[_Union[CheckFinding, _Mapping]]] = ...) -> None: ...
+
+class CheckFinding(_message.Message):
+    __slots__ = ("kind", "text", "remedy", "count", "fixed", "examples")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    REMEDY_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    FIXED_FIELD_NUMBER: _ClassVar[int]
+    EXAMPLES_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    text: str
+    remedy: str
+    count: int
+    fixed: int
+    examples: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, kind: _Optional[str] = ..., text: _Optional[str] = ..., remedy: _Optional[str] = ..., count: _Optional[int] = ..., fixed: _Optional[int] = ..., examples: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PingStoreRequest(_message.Message):
     __slots__ = ()

@@ -95,6 +95,18 @@ class Allocator:
         """Every block as of now, in no order."""
         return map(self._place, list(self._blocks))
 
+    def fits(self, slab: int, offset: int) -> bool:
+        """The block that starts there lies exactly between its neighbours."""
+        first = self._page(slab, offset)
+        end = first + self._blocks[first]
+        if self._ending.get(end) != first:
+            return False
+        after = end % self._slab_pages == 0 or end in self._blocks or end in self._runs
+        before = self._ending.get(first)
+        if first % self._slab_pages == 0:
+            return after
+        return after and before is not None and first == before + self._pages(before)
+
     def in_the_way(self, size: int, cost: Callable[[Place, int], float | None]) -> list[Place]:
         """Blocks that must go to complete one of the longest free runs to `size` bytes, the cheapest of a few choices.
 
@@ -140,6 +152,10 @@ class Allocator:
             else:
                 return None
         return total, going
+
+    def _pages(self, first: int) -> int:
+        """Of the extent that starts there; 0: none does."""
+        return self._blocks.get(first) or (self._runs.pages(first) if first in self._runs else 0)
 
     def _page(self, slab: int, offset: int) -> int:
         return slab * self._slab_pages + offset // PAGE

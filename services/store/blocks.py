@@ -103,6 +103,26 @@ class BlockPool:
     def payload(self, header: int) -> memoryview:
         return self._view(header, 0, self.headers.get(header, "payload_bytes"))
 
+    def is_sound(self, header: int) -> bool:
+        """A header in use: its block is where it says, as large as it says."""
+        place, capacity = self._place_of(header), self.headers.get(header, "capacity_bytes")
+        mine = self._header_at.get(place) == header and self.allocator.size_of(*place) == capacity
+        return mine and self.headers.get(header, "payload_bytes") <= capacity
+
+    def is_ownerless(self, place: Place) -> bool:
+        """No header answers for the block at this place."""
+        header = self._header_at.get(place)
+        if header is None or self.headers.state_word(header) == BlockState.FREE:
+            return True
+        # Or that header has been freed and taken again since, for another place.
+        now = self._place_of(header)
+        return now != place and self._header_at.get(now) == header
+
+    def reclaim(self, place: Place) -> None:
+        """Frees a block that is ownerless."""
+        self._header_at.pop(place, None)
+        self.allocator.free(*place)
+
     def _place_of(self, header: int) -> Place:
         return self.headers.get(header, "slab"), self.headers.get(header, "offset")
 

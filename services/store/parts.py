@@ -53,7 +53,7 @@ def make_state(settings: StoreSettings, arena: Arena, clock: Clock, l2_id: str) 
     )
     sessions = Sessions(arena.directory, settings.session_grace_seconds, clock.now)
     writes = Writes(state, settings.reservation_ttl_seconds)
-    restore(found, arena, state, writes, sessions)
+    state.dropped_at_start = restore(found, arena, state, writes, sessions)
     return state, writes, sessions
 
 

@@ -5,6 +5,7 @@ Critical sections are short and do no I/O. Every method needs the lock unless it
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -38,6 +39,8 @@ class Outbox(Protocol):
     def depth(self) -> int: ...
 
     def trouble(self) -> str: ...
+
+    def tell_again(self, why: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,8 @@ class StoreState:
         # Headers whose bytes nobody has verified since a crash.
         self.unverified: set[int] = set()
         self._sampler = Sampler(verify_share)
+        # Objects that the start could not use, by kind of damage (check/kinds.py).
+        self.dropped_at_start: Counter[str] = Counter()
         # What BLENDED chunks hold.
         self.blended_bytes = 0
         self._condemned: set[int] = set()
@@ -94,9 +99,9 @@ class StoreState:
         return self._outbox
 
     @property
-    def condemned_count(self) -> int:
-        """Blocks that left the catalog while they were copied."""
-        return len(self._condemned)
+    def condemned(self) -> frozenset[int]:
+        """Headers of the blocks that left the catalog while they were copied."""
+        return frozenset(self._condemned)
 
     # Room.
 

@@ -1,12 +1,14 @@
 """What the arena's bytes are used for."""
 
+from collections.abc import Iterable
+
 from kvblend.v1 import store_pb2
 from services.store.blocks import BlockPool
 from services.store.catalog import Chunk
 
 
 class Usage:
-    """Committed objects' blocks by kind. Needs the state's lock."""
+    """Committed objects' blocks by kind. Needs the state's lock. Never negative, whatever a damaged header says."""
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
@@ -24,13 +26,20 @@ class Usage:
             self._whole += sign * taken
         self._rounding += sign * (taken - get(header, "payload_bytes") - get(header, "meta_bytes"))
 
+    def recount(self, chunks: Iterable[Chunk]) -> None:
+        """After headers that were counted have been found damaged."""
+        self._whole = self._partial = self._rounding = 0
+        for chunk in chunks:
+            for header in chunk.objects.values():
+                self.count(chunk, header, 1)
+
     def message(self) -> store_pb2.ArenaUsage:
         allocator = self._pool.allocator
         return store_pb2.ArenaUsage(
-            whole_bytes=self._whole,
-            partial_bytes=self._partial,
-            rounding_bytes=self._rounding,
-            other_bytes=allocator.used_bytes - self._whole - self._partial,
+            whole_bytes=max(0, self._whole),
+            partial_bytes=max(0, self._partial),
+            rounding_bytes=max(0, self._rounding),
+            other_bytes=max(0, allocator.used_bytes - self._whole - self._partial),
             free_bytes=allocator.free_bytes,
             longest_free_bytes=allocator.longest_free_bytes,
         )

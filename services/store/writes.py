@@ -75,13 +75,13 @@ class Writes:
         self._quarantined: dict[int, _Quarantine] = {}
         self._writing: dict[ObjectKey, _Reservation] = {}
 
-    @property
-    def reserved_count(self) -> int:
-        return len(self._writing)
+    def reserved(self) -> list[int]:
+        """Headers of the blocks that agents may be writing, and may still commit."""
+        return [header for reservation in self._open.values() for header in reservation.items]
 
-    @property
-    def quarantined_count(self) -> int:
-        return sum(len(quarantine.headers) for quarantine in self._quarantined.values())
+    def quarantined(self) -> list[int]:
+        """Headers of the blocks that agents may be writing, in vain."""
+        return [header for quarantine in self._quarantined.values() for header in quarantine.headers]
 
     def reserve(
         self, session: bytes, space: ResolvedSpace, rank: pb.Rank, wishes: Sequence[Wish], promise: Promise

@@ -106,6 +106,11 @@ class RedisTier:
             "write", timeout, lambda deadline: self._objects.write(key, meta, payload, deadline), False
         )
 
+    def lacking(self, objects: Sequence[tuple[ObjectKey, object_pb2.ObjectMeta]], timeout: float) -> list[bool] | None:
+        """See `Tier.lacking`."""
+        nothing: list[bool] | None = None
+        return self._attempt("find", timeout, lambda deadline: self._objects.lacking(objects, deadline), nothing)
+
     def delete(self, keys: Sequence[ObjectKey], timeout: float) -> int:
         """How many objects were there and are gone."""
         give_up_at = time.monotonic() + timeout

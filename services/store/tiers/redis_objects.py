@@ -67,6 +67,12 @@ class RedisObjects:
             self._forget(damaged, deadline)
         return found
 
+    def lacking(self, objects: Sequence[tuple[ObjectKey, object_pb2.ObjectMeta]], deadline: float) -> list[bool]:
+        """Whether parts are gone, in order."""
+        commands = [pack("EXISTS", *self._names.parts(key, meta)) for key, meta in objects]
+        counts = self._ask(commands, deadline)
+        return [count < meta.parts for count, (_, meta) in zip(counts, objects, strict=True)]
+
     def read(self, key: ObjectKey, meta: object_pb2.ObjectMeta, target: memoryview, deadline: float) -> bool:
         """Payload into `target`; false, and the object deleted, if it is not whole."""
         try:
