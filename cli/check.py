@@ -32,10 +32,10 @@ _WHAT = {
 Messages = Iterator[store_pb2.CheckStoreResponse]
 
 
-def run(store: str, arena: Path | None, *, fix: bool, as_json: bool, timeout: float) -> int:
+def run(store: str, arena: Path | None, *, fix: bool, as_json: bool, timeout: float, token: str = "") -> int:
     """0: all of it agrees, or does after the fix. 1: something does not, or could not be looked at."""
     try:
-        ended = list(_watch(_messages(store, arena, fix, timeout), quiet=as_json))
+        ended = list(_watch(_messages(store, arena, fix, timeout, token), quiet=as_json))
     except (KvblendError, grpc.RpcError) as error:
         line = error.message if isinstance(error, KvblendError) else _why(error, store, timeout)
         if as_json:
@@ -51,15 +51,16 @@ def run(store: str, arena: Path | None, *, fix: bool, as_json: bool, timeout: fl
     return 0 if ok else 1
 
 
-def _messages(store: str, arena: Path | None, fix: bool, timeout: float) -> Messages:
+def _messages(store: str, arena: Path | None, fix: bool, timeout: float, token: str) -> Messages:
     if arena is not None:
         from services.store.check.stopped import check_stopped
 
         yield from check_stopped(arena, fix)
         return
     peer = Peer("store", store)
+    metadata = (("authorization", f"Bearer {token}"),) if token else ()
     try:
-        yield from peer.stub.CheckStore(store_pb2.CheckStoreRequest(fix=fix), timeout=timeout)
+        yield from peer.stub.CheckStore(store_pb2.CheckStoreRequest(fix=fix), timeout=timeout, metadata=metadata)
     finally:
         peer.close()
 
@@ -128,7 +129,7 @@ def _looked_at(item: store_pb2.CheckStoreResponse) -> Text:
 
 def _line(finding: store_pb2.CheckFinding, fix: bool) -> Text:
     examples = ", ".join(finding.examples) + (", ..." if finding.count > len(finding.examples) else "")
-    text = Text(f"{finding.count:,} {finding.text} ({examples})")
+    text = Text(f"{finding.text}: {finding.count:,} ({examples})")
     if finding.fixed == finding.count:
         text.append(f"\n→ repaired: {finding.remedy}", style="bold")
     elif fix:

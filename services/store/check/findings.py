@@ -6,10 +6,16 @@ from pathlib import Path
 
 from kvblend.v1 import store_pb2
 from services.store.check.kinds import TEXTS
+from services.store.objects import ChunkKey
 from services.store.state import StoreState
 from services.store.writes import Writes
 
 _EXAMPLES = 3
+
+
+def chunk_name(key: ChunkKey) -> str:
+    return f"chunk {key.chain_hash.hex()[:16]} of space {key.space_id.hex()[:8]}"
+
 
 # Done, of how much.
 Progress = tuple[int, int]

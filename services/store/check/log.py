@@ -12,7 +12,7 @@ from kvblend.v1 import matcher_pb2
 from services.common.errors import KvblendError
 from services.common.tokens import decode_tokens
 from services.store.catalog import Chunk
-from services.store.check.findings import Check, Inspection
+from services.store.check.findings import Check, Inspection, chunk_name
 from services.store.check.kinds import LOG_LACKS, LOG_OUT_OF_STEP
 from services.store.matchers import Matchers
 
@@ -56,8 +56,7 @@ def check_log(inspection: Inspection, asker: Asker) -> Check:
         yield done, len(held)
     lacking = [chunk for chunk in lacking if chunk.resident]
     for chunk in lacking:
-        name = f"chunk {chunk.key.chain_hash.hex()[:16]} of space {chunk.key.space_id.hex()[:8]}"
-        inspection.findings.add(LOG_LACKS, name, inspection.fix)
+        inspection.findings.add(LOG_LACKS, chunk_name(chunk.key), inspection.fix)
     if lacking:
         _tell_again(inspection)
 

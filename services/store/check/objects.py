@@ -5,7 +5,7 @@ import xxhash
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import object_pb2
 from services.store.catalog import Chunk
-from services.store.check.findings import Check, Inspection
+from services.store.check.findings import Check, Inspection, chunk_name
 from services.store.check.kinds import META_DAMAGED, META_DISAGREES, PAYLOAD_DAMAGED
 from services.store.objects import ObjectKey, info_of, key_of
 
@@ -66,5 +66,4 @@ def _conclude(inspection: Inspection, chunk: Chunk, header: int, flaw: str) -> N
         if inspection.fix:
             state.stats.add("checksum_failures")
             state.remove(chunk, pb.REASON_CHECKSUM_MISMATCH)
-    name = f"chunk {chunk.key.chain_hash.hex()[:16]} of space {chunk.key.space_id.hex()[:8]}"
-    inspection.findings.add(flaw, name, inspection.fix)
+    inspection.findings.add(flaw, chunk_name(chunk.key), inspection.fix)

@@ -9,9 +9,9 @@ from kvblend.v1 import object_pb2
 from services.common.errors import KvblendError
 from services.store.catalog import Chunk
 from services.store.changes import Removed
-from services.store.check.findings import Check, Inspection
+from services.store.check.findings import Check, Inspection, chunk_name
 from services.store.check.kinds import L2_MISSING, L2_TORN
-from services.store.objects import ObjectKey, key_of
+from services.store.objects import ChunkKey, ObjectKey, key_of
 from services.store.tiers.base import Tier
 
 _CHUNKS = 64
@@ -32,8 +32,9 @@ def check_tier(inspection: Inspection, tier: Tier) -> Check:
     for chunks in _batches(marked, _CHUNKS):
         # Twice: one that is being written anew is gone for a moment.
         for chunk in _missing(inspection, tier, _missing(inspection, tier, chunks)):
-            name = f"chunk {chunk.key.chain_hash.hex()[:16]} of space {chunk.key.space_id.hex()[:8]}"
-            inspection.findings.add(L2_MISSING, name, inspection.fix and _unmark(inspection, chunk))
+            if inspection.fix:
+                _disclaim(inspection, chunk.key)
+            inspection.findings.add(L2_MISSING, chunk_name(chunk.key), inspection.fix)
         done += len(chunks)
         yield done, len(marked)
     stored = _all_objects(inspection, tier)
@@ -41,7 +42,9 @@ def check_tier(inspection: Inspection, tier: Tier) -> Check:
     for objects in _batches(stored, _OBJECTS):
         for key in _torn(inspection, tier, objects):
             fixed = inspection.fix and tier.delete([key], _seconds(inspection)) > 0
-            inspection.findings.add(L2_TORN, f"object {key.text()[:24]}...", fixed)
+            if fixed:
+                _disclaim(inspection, key.chunk)
+            inspection.findings.add(L2_TORN, chunk_name(key.chunk), fixed)
         done += len(objects)
         yield done, total
 
@@ -81,14 +84,12 @@ def _missing(inspection: Inspection, tier: Tier, chunks: Sequence[Chunk]) -> lis
     return [chunk for chunk in chunks if chunk in missing]
 
 
-def _unmark(inspection: Inspection, chunk: Chunk) -> bool:
-    """The mark goes, and the claim that matchers know; whoever has it may write it again."""
+def _disclaim(inspection: Inspection, key: ChunkKey) -> None:
+    """The mark goes, and the claim that matchers know; whoever has the chunk may write it again."""
     state = inspection.state
     with state.lock:
-        if chunk.resident and chunk.in_l2:
-            state.left_l2([chunk.key])
-            state.outbox.append(Removed(chunk.key, state.l2_id))
-    return True
+        state.left_l2([key])
+        state.outbox.append(Removed(key, state.l2_id))
 
 
 def _all_objects(inspection: Inspection, tier: Tier) -> list[tuple[ObjectKey, object_pb2.ObjectMeta]]:
