@@ -8,10 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
+from services.common.populate import populate
 from services.store.numa import Placement, place
 
-# linux/mman.h; since Linux 5.14. Unlike a touch it answers with an error where there is no memory.
-_MADV_POPULATE_WRITE = 23
 _HUGE_SIZES = re.compile(r"^(?:ShmemPmdMapped|FilePmdMapped|Shared_Hugetlb|Private_Hugetlb):\s+(\d+) kB", re.MULTILINE)
 
 
@@ -78,7 +79,7 @@ def _prepare(memory: mmap.mmap, placement: Placement | None) -> list[str]:
             refused.append(f"NUMA nodes {placement.nodes}: {error.strerror or error}")
     with suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
-        memory.madvise(_MADV_POPULATE_WRITE)
+    populate(np.frombuffer(memory, np.uint8))
     return refused
 
 

@@ -13,6 +13,7 @@ from typing import Protocol
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import object_pb2
 from services.common.arena_format import FLAG_IN_L2, FLAG_PINNED, BlockState
+from services.store.arena_usage import ArenaUsage
 from services.store.blocks import BlockPool, Writer
 from services.store.catalog import Catalog, Chunk
 from services.store.changes import STORE_OWNER, Added, Change, Removed
@@ -22,7 +23,6 @@ from services.store.objects import ChunkKey, ObjectKey, info_of
 from services.store.sampling import Sampler
 from services.store.scattered import in_the_way
 from services.store.stats import Stats
-from services.store.usage import Usage
 
 
 class Outbox(Protocol):
@@ -72,7 +72,7 @@ class StoreState:
         self.policy = policy
         self.clock = clock
         self.stats = Stats()
-        self.usage = Usage(pool)
+        self.usage = ArenaUsage(pool)
         self.leases = LeaseTable(lease_ttl, session_cap, tenant_cap, self._copies_stopped)
         self.l2_id = l2_id
         # Headers whose bytes nobody has verified since a crash.

@@ -7,7 +7,7 @@ from services.store.blocks import BlockPool
 from services.store.catalog import Chunk
 
 
-class Usage:
+class ArenaUsage:
     """Committed objects' blocks by kind. Needs the state's lock. Never negative, whatever a damaged header says."""
 
     def __init__(self, pool: BlockPool) -> None:
