@@ -1,5 +1,6 @@
 """A share of ordinary reads is verified: damage in memory is found by those who use it."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,16 @@ from services.store.sampling import Sampler
 @pytest.mark.parametrize("share", [0.0, 1 / 256, 0.3, 1.0])
 def test_exactly_the_share_is_picked_and_evenly(share: float) -> None:
     sampler = Sampler(share)
-    picks = [sampler.due() for _ in range(10_000)]
-    assert abs(sum(picks) - share * 10_000) <= 1
-    if share:
-        gap = int(1 / share) + 1
-        assert all(any(picks[first : first + gap]) for first in range(0, 10_000 - gap, 97))
+    picked, first = [], 0
+    for count in [1, 7, 300, 2] * 40:
+        numbers = sampler.picks(count)
+        assert all(0 <= number < count for number in numbers)
+        picked += [first + number for number in numbers]
+        first += count
+    assert abs(len(picked) - share * first) <= 1
+    assert len(set(picked)) == len(picked)
+    gaps = [later - earlier for earlier, later in pairwise(picked)]
+    assert not gaps or max(gaps) <= 1 / share + 1
 
 
 def test_of_many_leases_after_an_orderly_start_some_are_verified(shm_dir: Path) -> None:

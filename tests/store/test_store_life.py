@@ -455,7 +455,7 @@ def test_a_restarted_store_serves_what_was_committed(store: LocalStore, killed: 
         pinned = next(chunk for chunk in again.state.catalog if chunk.documents)
         assert (pinned.pinned, pinned.expires_at) == (True, store.time.time + 1000)
         assert len(again.writes.quarantined()) == 1, "its agent lives and may still be copying"
-        assert len(again.writes.reserved()) == 0
+        assert not again.writes.reserved()
         assert len(again.state.snapshot()) == 4
         again.parts.keeper.step()
         assert not again.state.unverified

@@ -1,5 +1,6 @@
 """The cpu device: the engine's tensors live in shared memory, copies are strided torch operations."""
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import xxhash
 from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
 from services.common.errors import KvblendError
+from services.common.populate import populate
 from services.gpu_agent.devices.base import Bytes, KvMemory, Piece, Watch
 from services.gpu_agent.devices.shared_memory import SharedMemoryFile
 from services.gpu_agent.layouts import GroupShape, Layout
@@ -32,6 +34,13 @@ class CpuDevice:
     def __init__(self, shm_dir: Path, copy_threads: int) -> None:
         self._shm_dir = shm_dir
         torch.set_num_threads(copy_threads)
+
+    def adopt(self, memory: Bytes) -> None:
+        """Fills the page tables, beside whatever is copied already."""
+        threading.Thread(target=populate, args=(memory,), name="populate", daemon=True).start()
+
+    def release(self, memory: Bytes) -> None:
+        """Nothing was kept of it."""
 
     def open(self, handles: Sequence[pb.DeviceHandle], layout: Layout) -> KvMemory:
         if layout.dtype not in _DTYPES:
@@ -76,6 +85,9 @@ class CpuKvMemory:
             (self._layout.blocks, self._layout.block_tokens, plane.heads, plane.head_size),
             (plane.block_stride, plane.token_stride, plane.head_stride, plane.element_stride),
         )
+
+    def prepare(self, ropes: Sequence[RopeSpec]) -> None:
+        """Nothing is compiled here."""
 
     def scatter(self, group: int, pieces: Sequence[Piece], rope: RopeSpec, watch: Watch) -> None:
         # Pieces that stay come first: what follows is rotated in one stretch, and they are never touched by arithmetic.
