@@ -12,18 +12,19 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import grpc
 import numpy as np
 
 from benchmarks.common.processes import ROOT
 from kvblend.v1 import common_pb2 as pb
-from kvblend.v1 import store_pb2
+from kvblend.v1 import store_pb2, store_pb2_grpc
 from services.common.arena_format import SessionFile, open_catalog, slab_path
+from services.common.channels import open_channel
 from services.common.checksums import Bytes
-from services.common.errors import KvblendError
 from services.common.populate import populate
 from services.common.tokens import encode_u32
-from services.gpu_agent.store_client import StoreClient
 
 CHUNK_TOKENS = 256
 # Bytes of a chunk's object, per layer: bf16, 8 KV heads of 128.
@@ -53,19 +54,21 @@ def store_process(arena_bytes: int) -> Iterator[tuple[str, Path]]:
 
 
 def _wait_until_up(target: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    client = StoreClient(target, "")
     give_up_at = time.monotonic() + _START_SECONDS
-    try:
+    with open_channel(target) as channel:
+        stub = _stub(channel)
         while True:
             try:
-                client.call("PingStore", store_pb2.PingStoreRequest(), 1.0)
+                stub.PingStore(store_pb2.PingStoreRequest(), timeout=1.0)
                 return
-            except KvblendError as error:
+            except grpc.RpcError as error:
                 if process.poll() is not None or time.monotonic() > give_up_at:
                     raise RuntimeError(f"no store: {log.read_text()[-2000:]}") from error
                 time.sleep(0.05)
-    finally:
-        client.close()
+
+
+def _stub(channel: grpc.Channel) -> Any:
+    return store_pb2_grpc.StoreServiceStub(channel)  # type: ignore[no-untyped-call]
 
 
 def model_of(layers: int) -> pb.ModelSpace:
@@ -91,16 +94,17 @@ class BenchClient:
     """One session, one model. Every call waits for its answer."""
 
     def __init__(self, target: str, directory: Path, layers: int) -> None:
-        self._calls = StoreClient(target, "")
+        self._channel = open_channel(target)
+        self._stub = _stub(self._channel)
         self.session_id = secrets.token_bytes(16)
         self._file = SessionFile(directory, self.session_id)
         self._beats: queue.Queue[store_pb2.SessionRequest | None] = queue.Queue()
-        self._stream = self._calls.session(self._requests())
+        self._stream = self._stub.Session(self._requests())
         next(self._stream)
         self._catalog = open_catalog(directory)
         self._slabs = [_mapped(directory, slab, self._catalog.slab_bytes) for slab in range(self._catalog.slabs)]
         request = store_pb2.RegisterModelSpaceRequest(model_space=model_of(layers))
-        registered = self._calls.call("RegisterModelSpace", request, CALL_SECONDS)
+        registered = self._stub.RegisterModelSpace(request, timeout=CALL_SECONDS)
         self._space = pb.Space(model_space_id=registered.model_space_id)
         self._number = 0
 
@@ -112,7 +116,7 @@ class BenchClient:
     def close(self) -> None:
         self._beats.put(None)
         self._stream.cancel()
-        self._calls.close()
+        self._channel.close()
         self._slabs.clear()
         self._catalog.close()
         self._file.close()
@@ -134,7 +138,7 @@ class BenchClient:
             tokens=tokens,
             exact_tokens=len(tokens) // 4,
         )
-        answer: store_pb2.ReserveResponse = self._calls.call("Reserve", request, CALL_SECONDS)
+        answer: store_pb2.ReserveResponse = self._stub.Reserve(request, timeout=CALL_SECONDS)
         return answer
 
     def commit(self, reservation: int, places: Sequence[store_pb2.ObjectPlace], checksums: Sequence[int]) -> None:
@@ -143,7 +147,7 @@ class BenchClient:
             for place, checksum in zip(places, checksums, strict=True)
         ]
         request = store_pb2.CommitRequest(session_id=self.session_id, reservation_id=reservation, written=written)
-        answer: store_pb2.CommitResponse = self._calls.call("Commit", request, CALL_SECONDS)
+        answer: store_pb2.CommitResponse = self._stub.Commit(request, timeout=CALL_SECONDS)
         if any(answer.reasons):
             raise RuntimeError("a commit was refused")
 
@@ -155,7 +159,7 @@ class BenchClient:
             # The last token is always computed.
             session_id=self.session_id, request=key, space=self._space, tokens=tokens + bytes(4)
         )  # fmt: skip
-        answers = list(self._calls.lookup(request, CALL_SECONDS))
+        answers = list(self._stub.Lookup(request, timeout=CALL_SECONDS))
         if answers[-1].summary.prefix_tokens != len(tokens) // 4:
             raise RuntimeError("not everything that was stored is found")
         return key
@@ -164,14 +168,14 @@ class BenchClient:
         request = store_pb2.BeginCopyRequest(
             session_id=self.session_id, request=key, objects=[_ref(place) for place in places]
         )
-        if any(self._calls.call("BeginCopy", request, CALL_SECONDS).reasons):
+        if any(self._stub.BeginCopy(request, timeout=CALL_SECONDS).reasons):
             raise RuntimeError("a copy was refused")
 
     def end(self, key: pb.RequestKey, places: Sequence[store_pb2.ObjectPlace]) -> None:
         request = store_pb2.EndCopyRequest(
             session_id=self.session_id, request=key, objects=[_ref(place) for place in places]
         )
-        self._calls.call("EndCopy", request, CALL_SECONDS)
+        self._stub.EndCopy(request, timeout=CALL_SECONDS)
 
 
 def _mapped(directory: Path, slab: int, size: int) -> Bytes:

@@ -11,10 +11,6 @@ PIECE_BYTES = 1 << 20
 Bytes = npt.NDArray[np.uint8]
 
 
-def checksum_of(data: Bytes | memoryview) -> int:
-    return xxhash.xxh3_64_intdigest(data)
-
-
 def copy_with_checksum(target: Bytes, source: Bytes) -> int:
     """Copies `source` to `target`, both [n] uint8; the checksum of what was written."""
     digest = xxhash.xxh3_64()

@@ -26,7 +26,7 @@ def stats_of(parts: Parts, latencies: Sequence[pb.LatencySummary]) -> store_pb2.
     state, counts = parts.state, parts.state.stats
     tiers = _tiers(parts)
     with state.lock:
-        arena = state.usage.message()
+        arena = state.arena_usage.message()
         arena.huge_page_bytes = parts.arena.huge_page_bytes
         reserved, quarantined = parts.writes.reserved(), [*parts.writes.quarantined(), *state.condemned]
         return store_pb2.GetStoreStatsResponse(

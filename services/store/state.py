@@ -7,7 +7,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 from kvblend.v1 import common_pb2 as pb
@@ -74,7 +76,7 @@ class StoreState:
         self.policy = policy
         self.clock = clock
         self.stats = Stats()
-        self.usage = ArenaUsage(pool)
+        self.arena_usage = ArenaUsage(pool)
         self.leases = LeaseTable(lease_ttl, session_cap, tenant_cap, self._copies_stopped)
         self.l2_id = l2_id
         # Headers whose bytes nobody has verified since a crash.
@@ -85,6 +87,7 @@ class StoreState:
         # What BLENDED chunks hold.
         self.blended_bytes = 0
         self._condemned: set[int] = set()
+        self._order: Iterator[Chunk] = iter(())
         self._expiring: set[Chunk] = set()
         self._outbox: Outbox | None = None
         self._on_complete: Callable[[Chunk], None] = lambda _: None
@@ -112,18 +115,27 @@ class StoreState:
         if not self.pool.fits_ever(payload_bytes, meta_bytes):
             return None
         header = self.pool.reserve(payload_bytes, meta_bytes, writer)
-        for chunk, reason in self._leaving(payload_bytes, meta_bytes):
-            if header is not None:
-                break
+        leaving = self._leaving(payload_bytes, meta_bytes)
+        while header is None and (going := next(leaving, None)) is not None:
             self.stats.add("evicted_chunks")
-            self.remove(chunk, reason)
+            self.remove(*going)
             header = self.pool.reserve(payload_bytes, meta_bytes, writer)
         return header
+
+    @contextmanager
+    def making_room(self) -> Iterator[None]:
+        """Blocks that are made inside share one walk over what may go: beginning it costs as much as its chains are
+        long. Chunks may leave meanwhile, and nothing else may happen to them."""
+        self._order = self.policy.victims(self.clock.now())
+        try:
+            yield
+        finally:
+            self._order = iter(())
 
     def _leaving(self, payload_bytes: int, meta_bytes: int) -> Iterator[tuple[Chunk, pb.Reason]]:
         """Chunks that may go, in order. The caller removes each before it asks for the next."""
         now = self.clock.now()
-        for chunk in self.policy.victims(now):
+        for chunk in chain(self._order, self.policy.victims(now)):
             for neighbour in in_the_way(self, payload_bytes, meta_bytes, chunk, now):
                 yield neighbour, pb.REASON_EVICTED
             if chunk.resident and not chunk.protectors:
@@ -167,7 +179,7 @@ class StoreState:
         chunk = self.catalog.add_object(key.chunk, info_of(meta), key.group, key.rank, header)
         chunk.documents.update(meta.documents)
         self.policy.added(chunk, self.clock.now())
-        self.usage.count(chunk, header, 1)
+        self.arena_usage.count(chunk, header, 1)
         if key.chunk.domain == pb.DOMAIN_BLENDED:
             self.blended_bytes += self.pool.headers.get(header, "capacity_bytes")
         return chunk
@@ -181,7 +193,7 @@ class StoreState:
         passage("evict.chunk")
         for header in chunk.objects.values():
             self.unverified.discard(header)
-            self.usage.count(chunk, header, -1)
+            self.arena_usage.count(chunk, header, -1)
             if chunk.key.domain == pb.DOMAIN_BLENDED:
                 self.blended_bytes -= self.pool.headers.get(header, "capacity_bytes")
             if self.leases.is_copied(header):

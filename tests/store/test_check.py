@@ -157,7 +157,7 @@ def test_damage_is_found_named_and_repaired(
     assert allocator.longest_free_bytes == store.arena.slab_bytes
     listed, free = store.state.pool.headers.free_lists()
     assert len(listed) == len(free) == store.arena.headers
-    assert store.state.usage.message().whole_bytes == 0
+    assert store.state.arena_usage.message().whole_bytes == 0
 
 
 def test_what_is_repaired_is_a_miss_and_can_be_stored_again(store: LocalStore) -> None:

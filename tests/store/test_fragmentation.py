@@ -116,7 +116,7 @@ def test_at_most_5_percent_are_lost_after_long_churn(tmp_path: Path, slabs: int,
     churn.run(5000, tails)
     warm = churn.fills[len(churn.fills) // 4 :]
     assert len(warm) > 300
-    usage = churn.state.usage.message()
+    usage = churn.state.arena_usage.message()
     rounding = usage.rounding_bytes / churn.state.pool.capacity_bytes
     assert min(warm) - rounding >= 0.95
     counted = usage.whole_bytes + usage.partial_bytes + usage.other_bytes + usage.free_bytes

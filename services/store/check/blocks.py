@@ -47,7 +47,7 @@ def check_blocks(inspection: Inspection) -> Check:
     _look_at_free_list(inspection)
     if inspection.fix and inspection.findings.messages():
         with state.lock:
-            state.usage.recount(state.catalog)
+            state.arena_usage.recount(state.catalog)
 
 
 def _batches(items: Iterable[_T]) -> Iterator[list[_T]]:

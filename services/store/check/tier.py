@@ -94,16 +94,17 @@ def _disclaim(inspection: Inspection, key: ChunkKey) -> None:
 
 def _all_objects(inspection: Inspection, tier: Tier) -> list[tuple[ObjectKey, object_pb2.ObjectMeta]]:
     """What every header of the tier promises."""
-    found: list[tuple[ObjectKey, object_pb2.ObjectMeta]] = []
+    # A tier may walk over its objects more than once, and on several threads.
+    found: dict[ObjectKey, object_pb2.ObjectMeta] = {}
 
     def look(meta: object_pb2.ObjectMeta) -> bool:
-        found.append((key_of(meta, meta.rank.tensor), meta))
+        found[key_of(meta, meta.rank.tensor)] = meta
         return False
 
     since, allowed = time.monotonic(), max(0.0, inspection.remaining())
     tier.delete_where(look, allowed)
     _answered(tier, since, allowed)
-    return found
+    return list(found.items())
 
 
 def _torn(
