@@ -118,6 +118,25 @@ def ping(
 
 
 @app.command()
+def check(
+    store: Store = STORE_LISTEN,
+    arena: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Check a stopped store instead, in its arena's directory.")
+    ] = None,
+    fix: Annotated[bool, typer.Option("--fix", help="Repair what disagrees.")] = False,
+    as_json: Json = False,
+    timeout: Annotated[float, typer.Option(min=1.0, metavar="SECONDS", help="Longest time for all of it.")] = 600.0,
+    token: Annotated[
+        str, typer.Option(envvar="KVBLEND_TOKEN", help="A bearer token for --fix, where the store knows tokens.")
+    ] = "",
+) -> None:
+    """Do the store's headers, bytes, matchers and Redis agree? Exit code 0 if so."""
+    from cli.check import run
+
+    raise typer.Exit(run(store, arena, fix=fix, as_json=as_json, timeout=timeout, token=token))
+
+
+@app.command()
 def doctor(
     redis_url: Annotated[
         str, typer.Option(metavar="URL", envvar="KVBLEND_STORE_REDIS_URL", help="A Redis or Valkey to try.")

@@ -19,7 +19,6 @@ def object_columns(state: StoreState, chunks: Sequence[Chunk], rank: int) -> sto
     groups = range(chunks[0].info.groups)
     keys = [chunk.key for chunk in of_object]
     infos = [chunk.info for chunk in of_object]
-    unverified = state.unverified
     return store_pb2.ObjectColumns(
         headers=encode_u32(headers),
         generations=encode_u64(generations),
@@ -32,5 +31,5 @@ def object_columns(state: StoreState, chunks: Sequence[Chunk], rank: int) -> sto
         tokens=encode_u32([info.token_count for info in infos]),
         stored_positions=encode_u32([info.stored_position for info in infos]),
         checksums=encode_u64(checksums),
-        verify=bytes([header in unverified for header in headers]) if unverified else bytes(len(headers)),
+        verify=state.must_verify(headers),
     )

@@ -49,10 +49,11 @@ def make_state(settings: StoreSettings, arena: Arena, clock: Clock, l2_id: str) 
         session_cap=int(settings.lease_session_share * capacity),
         tenant_cap=int(settings.lease_tenant_share * capacity),
         l2_id=l2_id,
+        verify_share=settings.verify_share,
     )
     sessions = Sessions(arena.directory, settings.session_grace_seconds, clock.now)
     writes = Writes(state, settings.reservation_ttl_seconds)
-    restore(found, arena, state, writes, sessions)
+    state.dropped_at_start = restore(found, arena, state, writes, sessions)
     return state, writes, sessions
 
 

@@ -26,6 +26,8 @@ def stats_of(parts: Parts, latencies: Sequence[pb.LatencySummary]) -> store_pb2.
     state, counts = parts.state, parts.state.stats
     tiers = _tiers(parts)
     with state.lock:
+        arena = state.arena_usage.message()
+        arena.huge_page_bytes = parts.arena.huge_page_bytes
         reserved, quarantined = parts.writes.reserved(), [*parts.writes.quarantined(), *state.condemned]
         return store_pb2.GetStoreStatsResponse(
             spaces=_spaces(parts),
@@ -46,6 +48,7 @@ def stats_of(parts: Parts, latencies: Sequence[pb.LatencySummary]) -> store_pb2.
             checksum_failures=counts.get("checksum_failures"),
             latencies=latencies,
             position=state.outbox.position(),
+            arena=arena,
         )
 
 

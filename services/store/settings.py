@@ -42,10 +42,10 @@ class StoreSettings(ServiceSettings):
         description="Bytes of KV to hold (L1). Reserved in full at start; refused if there is no room.",
     )
     slab_bytes: int = Field(
-        _GIB,
+        4 * _GIB,
         ge=256 << 10,
-        description="Bytes of one file of the arena at most; the largest object must fit. 1 to 4 GiB: few files, and "
-        "each can be bound to a NUMA node.",
+        description="Bytes of one file of the arena at most; the largest object must fit. 1 to 4 GiB: at a file's end "
+        "up to one object's room is lost, and each file can lie on a NUMA node of its own.",
     )
     chunk_tokens: int = Field(
         256, description="Tokens of a chunk for engines that name none: a power of two from 16 to 1024."
@@ -93,6 +93,13 @@ class StoreSettings(ServiceSettings):
         gt=0,
         le=1,
         description="Share of the arena that one tenant's leases may protect; more is answered as QUOTA.",
+    )
+    verify_share: float = Field(
+        1 / 256,
+        ge=0,
+        le=1,
+        description="Share of leased objects whose readers compare their bytes with the checksum: memory that goes bad "
+        "is noticed. All are compared on the first read after a crash.",
     )
     request_ttl_seconds: float = Field(
         600.0, gt=0, le=86_400, description="After this a request that was never ended is forgotten with its leases."

@@ -117,10 +117,18 @@ class ModelSpaces:
             shape = self._shapes.get(identity)
             if shape is None:
                 shape = self._shapes[identity] = SpaceShape(known)
-                draft = self._directory / f"{identity.hex()}.new"
-                draft.write_bytes(known.SerializeToString())
-                draft.rename(draft.with_suffix(".pb"))
+                self._save(identity, known)
         return identity, shape
+
+    def _save(self, identity: bytes, space: pb.ModelSpace) -> None:
+        """hugetlbfs takes no plain files; then agents register again after a restart."""
+        draft = self._directory / f"{identity.hex()}.new"
+        try:
+            draft.write_bytes(space.SerializeToString())
+            draft.rename(draft.with_suffix(".pb"))
+        except OSError as error:
+            _log.warning("a model space is not kept for the next start", why=error.strerror)
+            draft.unlink(missing_ok=True)
 
     def resolve(self, space: pb.Space, tenant: str) -> ResolvedSpace:
         """The request's space, for the tenant that the caller's identity allows.

@@ -5,14 +5,18 @@ Critical sections are short and do no I/O. Every method needs the lock unless it
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import object_pb2
 from services.common.arena_format import FLAG_IN_L2, FLAG_PINNED, BlockState
 from services.common.failpoints import passage
+from services.store.arena_usage import ArenaUsage
 from services.store.blocks import BlockPool, Writer
 from services.store.catalog import Catalog, Chunk
 from services.store.changes import STORE_OWNER, Added, Change, Removed
@@ -20,6 +24,8 @@ from services.store.eviction import Policy
 from services.store.leases import HolderKey, LeaseTable, Objects, Ref
 from services.store.names import ANY
 from services.store.objects import ChunkKey, ObjectKey, info_of
+from services.store.sampling import Sampler
+from services.store.scattered import in_the_way
 from services.store.stats import Stats
 
 
@@ -37,6 +43,8 @@ class Outbox(Protocol):
     def depth(self) -> int: ...
 
     def trouble(self) -> str: ...
+
+    def tell_again(self, why: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -59,21 +67,27 @@ class StoreState:
         session_cap: int,
         tenant_cap: int,
         l2_id: str,
+        verify_share: float,
     ) -> None:
-        """TTL in seconds, caps of leased bytes. `l2_id`: empty without L2."""
+        """TTL in seconds, caps of leased bytes. `l2_id`: empty without L2. `verify_share`: of leased objects."""
         self.lock = threading.RLock()
         self.pool = pool
         self.catalog = catalog
         self.policy = policy
         self.clock = clock
         self.stats = Stats()
+        self.arena_usage = ArenaUsage(pool)
         self.leases = LeaseTable(lease_ttl, session_cap, tenant_cap, self._copies_stopped)
         self.l2_id = l2_id
         # Headers whose bytes nobody has verified since a crash.
         self.unverified: set[int] = set()
+        self._sampler = Sampler(verify_share)
+        # Objects that the start could not use, by kind of damage (check/kinds.py).
+        self.dropped_at_start: Counter[str] = Counter()
         # What BLENDED chunks hold.
         self.blended_bytes = 0
         self._condemned: set[int] = set()
+        self._order: Iterator[Chunk] = iter(())
         self._expiring: set[Chunk] = set()
         self._outbox: Outbox | None = None
         self._on_complete: Callable[[Chunk], None] = lambda _: None
@@ -101,18 +115,30 @@ class StoreState:
         if not self.pool.fits_ever(payload_bytes, meta_bytes):
             return None
         header = self.pool.reserve(payload_bytes, meta_bytes, writer)
-        for chunk, reason in self._leaving():
-            if header is not None:
-                break
+        leaving = self._leaving(payload_bytes, meta_bytes)
+        while header is None and (going := next(leaving, None)) is not None:
             self.stats.add("evicted_chunks")
-            self.remove(chunk, reason)
+            self.remove(*going)
             header = self.pool.reserve(payload_bytes, meta_bytes, writer)
         return header
 
-    def _leaving(self) -> Iterator[tuple[Chunk, pb.Reason]]:
+    @contextmanager
+    def making_room(self) -> Iterator[None]:
+        """Blocks that are made inside share one walk over what may go: beginning it costs as much as its chains are
+        long. Chunks may leave meanwhile, and nothing else may happen to them."""
+        self._order = self.policy.victims(self.clock.now())
+        try:
+            yield
+        finally:
+            self._order = iter(())
+
+    def _leaving(self, payload_bytes: int, meta_bytes: int) -> Iterator[tuple[Chunk, pb.Reason]]:
         """Chunks that may go, in order. The caller removes each before it asks for the next."""
-        for chunk in self.policy.victims(self.clock.now()):
-            if not chunk.protectors:
+        now = self.clock.now()
+        for chunk in chain(self._order, self.policy.victims(now)):
+            for neighbour in in_the_way(self, payload_bytes, meta_bytes, chunk, now):
+                yield neighbour, pb.REASON_EVICTED
+            if chunk.resident and not chunk.protectors:
                 yield chunk, pb.REASON_EVICTED
         for chunk in self.leases.oldest_revocable():
             if chunk.resident and not chunk.pinned:
@@ -153,6 +179,7 @@ class StoreState:
         chunk = self.catalog.add_object(key.chunk, info_of(meta), key.group, key.rank, header)
         chunk.documents.update(meta.documents)
         self.policy.added(chunk, self.clock.now())
+        self.arena_usage.count(chunk, header, 1)
         if key.chunk.domain == pb.DOMAIN_BLENDED:
             self.blended_bytes += self.pool.headers.get(header, "capacity_bytes")
         return chunk
@@ -166,6 +193,7 @@ class StoreState:
         passage("evict.chunk")
         for header in chunk.objects.values():
             self.unverified.discard(header)
+            self.arena_usage.count(chunk, header, -1)
             if chunk.key.domain == pb.DOMAIN_BLENDED:
                 self.blended_bytes -= self.pool.headers.get(header, "capacity_bytes")
             if self.leases.is_copied(header):
@@ -230,6 +258,13 @@ class StoreState:
         if chunk is not None and self.leases.is_busy(holder, ref):
             self.stats.add("checksum_failures")
             self.remove(chunk, pb.REASON_CHECKSUM_MISMATCH)
+
+    def must_verify(self, headers: Sequence[int]) -> bytes:
+        """1 for each of the leased objects whose reader has to compare its bytes with the checksum, else 0."""
+        flags = bytearray([header in self.unverified for header in headers] if self.unverified else len(headers))
+        for number in self._sampler.picks(len(headers)):
+            flags[number] = 1
+        return bytes(flags)
 
     def ref(self, header: int) -> Ref:
         return header, self.pool.headers.generation(header)

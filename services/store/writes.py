@@ -99,10 +99,11 @@ class Writes:
             grants: list[store_pb2.ChunkGrant] = []
             full = False
             try:
-                for wish in wishes:
-                    grant = self._grant(reservation, space, rank, wish, promise, full)
-                    full = full or grant.reason == pb.REASON_NO_SPACE
-                    grants.append(grant)
+                with state.making_room():
+                    for wish in wishes:
+                        grant = self._grant(reservation, space, rank, wish, promise, full)
+                        full = full or grant.reason == pb.REASON_NO_SPACE
+                        grants.append(grant)
             except BaseException:
                 self._free_rest(reservation)
                 raise

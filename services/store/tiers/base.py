@@ -41,6 +41,10 @@ class Tier(Protocol):
         """True once acknowledged in full. A failed write leaves nothing that `find` would report."""
         ...
 
+    def lacking(self, objects: Sequence[tuple[ObjectKey, object_pb2.ObjectMeta]], timeout: float) -> list[bool] | None:
+        """Whether any of an object's bytes are gone, for each that `find` returned, in order; None: no answer."""
+        ...
+
     def delete(self, keys: Sequence[ObjectKey], timeout: float) -> int:
         """How many objects were there and are gone."""
         ...
