@@ -20,6 +20,9 @@ from services.store.leases import HolderKey, LeaseTable, Ref
 from services.store.objects import ChunkKey, ObjectKey, info_of
 from services.store.stats import Stats
 
+# Making room looks at no more chunks that should go after others.
+_MOST_SPARED = 32
+
 
 class Outbox(Protocol):
     """The store's stream of changes to the matchers' log (services/store/publisher.py). `append` never blocks."""
@@ -75,11 +78,18 @@ class StoreState:
         self._expiring: set[Chunk] = set()
         self._outbox: Outbox | None = None
         self._on_complete: Callable[[Chunk], None] = lambda _: None
+        self._spare: Callable[[Chunk], bool] = lambda _: False
 
-    def connect(self, outbox: Outbox, on_complete: Callable[[Chunk], None]) -> None:
-        """`on_complete(chunk)` is told, under the lock, of each chunk that became usable."""
+    def connect(
+        self, outbox: Outbox, on_complete: Callable[[Chunk], None], spare: Callable[[Chunk], bool] = lambda _: False
+    ) -> None:
+        """Both are called under the lock. `on_complete(chunk)` is told of each chunk that became usable.
+
+        `spare(chunk)`: others should be evicted before it, as it is being saved elsewhere.
+        """
         self._outbox = outbox
         self._on_complete = on_complete
+        self._spare = spare
 
     @property
     def outbox(self) -> Outbox:
@@ -109,23 +119,35 @@ class StoreState:
 
     def _leaving(self) -> Iterator[tuple[Chunk, pb.Reason]]:
         """Chunks that may go, in order. The caller removes each before it asks for the next."""
-        for chunk in self.policy.victims(self.clock.now()):
-            if not chunk.protectors:
+        spared: list[Chunk] = []
+        for chunk in self._victims(spared):
+            yield chunk, pb.REASON_EVICTED
+        for chunk in spared:
+            if chunk.resident and not chunk.protectors:
                 yield chunk, pb.REASON_EVICTED
         for chunk in self.leases.oldest_revocable():
             if chunk.resident and not chunk.pinned:
                 yield chunk, pb.REASON_LEASE_REVOKED
 
+    def _victims(self, spared: list[Chunk]) -> Iterator[Chunk]:
+        """Of what nothing protects, in the policy's order; those that should go after others are added to `spared`."""
+        for chunk in self.policy.victims(self.clock.now()):
+            if chunk.protectors:
+                continue
+            if len(spared) < _MOST_SPARED and self._spare(chunk):
+                spared.append(chunk)
+            else:
+                yield chunk
+
     def evict_down_to(self, used_bytes: int) -> None:
-        """The background watermark: only what no lease protects."""
+        """The background watermark: only what no lease protects, and nothing that is being saved elsewhere."""
         if self.pool.used_bytes <= used_bytes:
             return
-        for chunk in self.policy.victims(self.clock.now()):
-            if not chunk.protectors:
-                self.stats.add("evicted_chunks")
-                self.remove(chunk, pb.REASON_EVICTED)
-                if self.pool.used_bytes <= used_bytes:
-                    return
+        for chunk in self._victims([]):
+            self.stats.add("evicted_chunks")
+            self.remove(chunk, pb.REASON_EVICTED)
+            if self.pool.used_bytes <= used_bytes:
+                return
 
     # Chunks.
 
