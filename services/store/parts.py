@@ -112,5 +112,6 @@ def _l2_options(settings: StoreSettings, state: StoreState) -> L2Options:
         fetch_bytes=int(settings.l2_fetch_share * state.pool.capacity_bytes),
         fetched=settings.l2_fetched,
         patience=settings.l2_patience,
+        steady_patience=max(settings.l2_patience, settings.l2_steady_patience),
         timeout=settings.l2_timeout_seconds,
     )

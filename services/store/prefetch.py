@@ -3,7 +3,8 @@
 The engine waits for the whole answer, so time spent here is time to the first token. Three things bound it. A tier
 that is known to be too slow is not waited for at all. What is fetched is what together arrives sooner than the engine
 computes it (l2/budget.py). And as estimates fail, a lookup that has waited longer than what has landed so far saves
-gives up, at the cost of L2's patience: a share of the time that computing the missing tokens takes.
+gives up, at the cost of L2's patience: a share of the time that computing the missing tokens takes, more where L2 has
+been steady.
 
 What comes after the caller's deadline is kept for the next lookup; what is given up for being slow is not fetched, the
 engine will have computed and stored it before.
@@ -18,7 +19,7 @@ from kvblend.v1 import common_pb2 as pb
 from services.common.identity import Chunk as ChainChunk
 from services.common.tokens import TOKEN_BYTES
 from services.store.cover import keys_of, trim
-from services.store.l2.budget import Candidate, Costs, choose
+from services.store.l2.budget import Candidate, Costs, choose, is_sooner
 from services.store.l2.fetching import Order
 from services.store.l2.found import L2Chunk
 from services.store.l2.patience import Patience
@@ -32,6 +33,8 @@ from services.store.state import StoreState
 _HEADER_BYTES = 256
 # Some tokens of a segment are computed again, so it saves less than a prefix of its length.
 _SEGMENT_WORTH = 0.85
+# A first chunk may take so many times what is expected.
+_ARRIVAL_FACTOR = 2.0
 _TOO_SLOW = pb.REASON_SLOWER_THAN_COMPUTE, "L2 answers too slowly to be asked"
 _TOO_LATE = pb.REASON_DEADLINE, "L2 had not answered in time"
 
@@ -82,9 +85,10 @@ class Prefetch:
         begun = time.monotonic()
         give_up_at = begun + max(0.0, self._deadline - self._state.clock.now())
         order = self._order = l2.fetches.order(run.holder, (run.query.space.tenant, run.holder.session))
-        patience = Patience(self._limit(), begun)
+        limit = self._limit()
+        patience = Patience(limit, begun)
         self._ask(keys_of(absent))
-        self._take_answers(order, min(give_up_at - begun, self._limit()))
+        self._take_answers(order, min(give_up_at - begun, limit))
         # Twice: where the prefix ends sooner than L2 said, segments may serve what is behind it.
         for _ in range(2):
             chosen = self._choose(absent, give_up_at - time.monotonic())
@@ -108,10 +112,32 @@ class Prefetch:
     # Asking.
 
     def _limit(self) -> float:
-        """Seconds that may be lost to L2."""
+        """Seconds that may be lost to L2: its patience, or more if what is steady and fast enough needs it to arrive."""
         if not self._rate:
             return float("inf")
-        return self._l2.patience * (self._run.query.count - self._run.covered_tokens) / self._rate
+        l2, speed, shape = self._l2, self._l2.speed, self._run.query.space.shape
+        seconds = self._missing / self._rate
+        limit = l2.patience * seconds
+        if self._is_promising() and speed.steady:
+            chunk = shape.ranks * sum(shape.payload_bytes(group, shape.chunk_tokens) for group in range(shape.groups))
+            first = 2 * speed.latency + 2 * chunk * (speed.pace or 0.0)
+            limit = max(limit, min(l2.steady_patience * seconds, _ARRIVAL_FACTOR * first))
+        return limit
+
+    @property
+    def _missing(self) -> int:
+        """Tokens that the arena cannot serve."""
+        return self._run.query.count - self._run.covered_tokens
+
+    def _is_promising(self) -> bool:
+        """As measured, L2 would bring all that is missing sooner than the engine computes it."""
+        l2, speed, shape = self._l2, self._l2.speed, self._run.query.space.shape
+        if speed.pace is None:
+            return False
+        missing = self._missing
+        size = shape.ranks * sum(shape.payload_bytes(group, missing) for group in range(shape.groups))
+        rounds = 2 + missing * shape.groups * shape.ranks / shape.chunk_tokens / l2.streams
+        return is_sooner(size * speed.pace + rounds * speed.latency, missing, self._rate)
 
     def _ask(self, keys: Iterable[ChunkKey]) -> None:
         new = [key for key in keys if key not in self._asked]
@@ -150,7 +176,7 @@ class Prefetch:
         left_out = {candidate.chunk.key for candidate in (*prefix, *segments)} - {chunk.key for chunk in chosen}
         (run.missing.slow if self._rate else run.missing.late).update(left_out)
         if self._rate and left_out and not chosen:
-            l2.scout(run.query.space, list(left_out))
+            l2.scout(run.query.space, list(left_out), promising=False)
         self._prefix += front
         self._segments += behind
         return chosen
@@ -215,4 +241,4 @@ class Prefetch:
         if run.default[0] in (pb.REASON_UNKNOWN_TEXT, pb.REASON_NOTHING_STORED):
             run.default = _TOO_SLOW if self._rate else _TOO_LATE
         if self._rate:
-            self._l2.scout(run.query.space, self._unknown)
+            self._l2.scout(run.query.space, self._unknown, promising=self._is_promising())

@@ -98,7 +98,14 @@ class StoreSettings(ServiceSettings):
         ge=0,
         le=1,
         description="What a lookup loses to a slow L2 at most, as a share of the time in which the engine computes "
-        "what the arena lacks. More lets slower tiers help short prompts.",
+        "what the arena lacks.",
+    )
+    l2_steady_patience: float = Field(
+        0.15,
+        ge=0,
+        le=1,
+        description="The same while L2 has been as fast as expected, if the first chunk needs so long to arrive: the "
+        "one prompt during which L2 becomes slow may lose this. 0: tiers that are far away help long prompts only.",
     )
     l2_timeout_seconds: float = Field(5.0, gt=0, le=300, description="Longest transfer of one object from or to L2.")
     lease_ttl_seconds: float = Field(

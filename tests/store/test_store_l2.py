@@ -119,7 +119,7 @@ def test_a_chunk_is_not_evicted_while_it_is_written_but_others_are(store: LocalS
     space = store.space()
     for seed in range(300):
         assert store.put(space, text(seed, CHUNK)).outcomes() == [store_pb2.CHUNK_OUTCOME_GRANTED]
-    until(lambda: store.state.leases.busy_count == 1)
+    until(lambda: store.state.leases.busy_count == store.settings.l2_write_threads)
     tier.writing.set()
 
 

@@ -31,6 +31,11 @@ class Costs(NamedTuple):
         return chunk.size * self.byte + len(chunk.objects) * self.object
 
 
+def is_sooner(seconds: float, tokens: float, tokens_per_second: float) -> bool:
+    """Fetching that takes so long is worth it, beside computing so many tokens."""
+    return seconds <= _MARGIN * tokens / tokens_per_second
+
+
 def choose(
     prefix: Sequence[Candidate],
     segments: Sequence[Candidate],

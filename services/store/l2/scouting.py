@@ -10,8 +10,9 @@ from services.store.l2.found import L2Chunk
 from services.store.objects import ChunkKey
 from services.store.spaces import ResolvedSpace
 
-# Between two tries: doubled while lookups keep finding the tier too slow, from the first again when they stop.
-_FIRST_SECONDS = 0.25
+# Between two tries: doubled while lookups keep finding the tier too slow, from the first again when they stop, or when
+# it seems to be fast enough.
+_FIRST_SECONDS = 0.1
 _LAST_SECONDS = 8.0
 _FORGET_SECONDS = 30.0
 _KEYS = 16
@@ -32,14 +33,14 @@ class Scout:
         self._interval = _FIRST_SECONDS
         self._next = float("-inf")
 
-    def go(self, space: ResolvedSpace, keys: Sequence[ChunkKey]) -> None:
+    def go(self, space: ResolvedSpace, keys: Sequence[ChunkKey], promising: bool) -> None:
         """Asks for these chunks and fetches the first that is there, if it is time to. Returns at once."""
         now = self._clock()
         with self._lock:
             if self._out or now < self._next or not keys:
                 return
-            idle = now - self._next
-            self._interval = _FIRST_SECONDS if idle > _FORGET_SECONDS else min(2 * self._interval, _LAST_SECONDS)
+            afresh = promising or now - self._next > _FORGET_SECONDS
+            self._interval = _FIRST_SECONDS if afresh else min(2 * self._interval, _LAST_SECONDS)
             self._out = True
         self._ask(space, keys[:_KEYS]).add_done_callback(self._answered)
 

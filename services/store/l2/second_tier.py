@@ -40,6 +40,8 @@ class L2Options:
     fetch_bytes: int
     fetched: Fetched
     patience: float
+    # The same while L2 is as fast as it was.
+    steady_patience: float
     # Seconds that one object's transfer may take.
     timeout: float
 
@@ -50,6 +52,7 @@ class L2:
     def __init__(self, tier: Tier, state: StoreState, options: L2Options) -> None:
         self.tier = tier
         self.patience = options.patience
+        self.steady_patience = options.steady_patience
         self.streams = options.fetch_threads
         self._state = state
         self._timeout = options.timeout
@@ -107,9 +110,12 @@ class L2:
         nothing.set_result({})
         return nothing
 
-    def scout(self, space: ResolvedSpace, keys: Sequence[ChunkKey]) -> None:
-        """The tier was too slow for these: one of them is fetched now and then, to see whether it still is."""
-        self._scout.go(space, keys)
+    def scout(self, space: ResolvedSpace, keys: Sequence[ChunkKey], *, promising: bool) -> None:
+        """The tier was too slow for these: one of them is fetched now and then, to see whether it still is.
+
+        `promising`: it would be fast enough, but that is not sure yet.
+        """
+        self._scout.go(space, keys, promising)
 
     def disown(self, space: ResolvedSpace, keys: Sequence[ChunkKey], seen_position: int) -> None:
         """Looks again, off the caller's path, and tells the matchers what L2 surely does not have.

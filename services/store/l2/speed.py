@@ -4,7 +4,8 @@ Transfers share the way to the tier, so each is charged only its share of the ti
 running, a second is 1/n second of each. What a transfer took beyond the tier's latency, so shared, over its bytes is
 one sample of the pace. Transfers that still run count, too: one that should long have been done says that the tier has
 become slow before it says anything else. An estimate that is a second old is no longer smoothed, the next sample
-replaces it: a tier that recovered is believed at once.
+replaces it: a tier that recovered is believed at once. It is relied on (`steady`) once a few samples in a row have
+been about what was expected or better.
 """
 
 import math
@@ -18,14 +19,20 @@ _SMOOTHING = 0.3
 _FRESH_SECONDS = 1.0
 # Of a transfer's time, what is never taken for latency.
 _LEAST_SHARE = 0.1
+# Samples in a row that took at most so many times what was expected.
+_STEADY_SAMPLES = 3
+_STEADY_FACTOR = 2.0
 
 
 class _Estimate:
     def __init__(self) -> None:
         self.value: float | None = None
+        self.good_samples = 0
         self._at = 0.0
 
     def add(self, sample: float, now: float) -> None:
+        as_expected = self.value is not None and sample <= _STEADY_FACTOR * self.value
+        self.good_samples = self.good_samples + 1 if as_expected else 0
         stale = self.value is None or now - self._at > _FRESH_SECONDS
         self.value = sample if stale or self.value is None else self.value + _SMOOTHING * (sample - self.value)
         self._at = now
@@ -118,6 +125,15 @@ class Speed:
             now, load = self._count()
             bounds = (self._pace_of(transfer, now, load) for transfer in self._running)
             return max(self._pace.value or 0.0, max(bounds, default=0.0))
+
+    @property
+    def steady(self) -> bool:
+        """What is measured may be relied on."""
+        with self._lock:
+            expected = self._pace.value
+        pace = self.pace
+        overdue = pace is not None and expected is not None and pace > _STEADY_FACTOR * expected
+        return self._pace.good_samples >= _STEADY_SAMPLES and not overdue
 
     def streams(self, size: int) -> int:
         """Transfers of so many bytes that should run at once: enough to hide latency, and one to be ready for the next.

@@ -92,8 +92,9 @@ class Writing:
                 thread.join(self._timeout)
 
     @property
-    def queued(self) -> int:
-        return len(self._queue)
+    def unwritten(self) -> int:
+        """Chunks that wait, or are being written."""
+        return len(self._queue) + len(self._writing)
 
     # Called under the state's lock; never block.
 
