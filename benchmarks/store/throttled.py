@@ -28,11 +28,11 @@ from benchmarks.store.modelled_engine import TOKEN_BYTES, ModelledEngine, Tokens
 from kvblend.v1 import store_pb2
 from services.store.tiers.redis import MIB
 
-_ARENA_BYTES = 320 * MIB
+_ARENA_BYTES = 480 * MIB
 _DEADLINE = 10.0
 _START_SECONDS = 60.0
 # Prompts at each speed that only show the store how fast L2 is now.
-_WARM_UP = 3
+_WARM_UP = 5
 # Between prompts, as an engine would be busy.
 _BUSY_SECONDS = 0.1
 _RECOVERY_SECONDS = 10.0
@@ -75,7 +75,7 @@ class Sizes(NamedTuple):
     wires: tuple[Wire, ...]
 
 
-_FULL = Sizes(12, 4096, (10_000, 50_000), _WIRES)
+_FULL = Sizes(8, 8192, (10_000, 50_000), _WIRES)
 _QUICK = Sizes(4, 1024, (10_000,), (_UNLIMITED, Wire("1 MB/s", 1), Wire("stopped", 0)))
 
 

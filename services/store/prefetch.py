@@ -91,7 +91,7 @@ class Prefetch:
         self._take_answers(order, min(give_up_at - begun, limit))
         # Twice: where the prefix ends sooner than L2 said, segments may serve what is behind it.
         for _ in range(2):
-            chosen = self._choose(absent, give_up_at - time.monotonic())
+            chosen = self._choose(absent, patience, give_up_at)
             if not chosen:
                 break
             run.missing.slow.update(chunk.key for chunk in l2.fetches.add(order, chosen))
@@ -112,7 +112,7 @@ class Prefetch:
     # Asking.
 
     def _limit(self) -> float:
-        """Seconds that may be lost to L2: its patience, or more if what is steady and fast enough needs it to arrive."""
+        """Seconds that may be lost to L2: its patience, or more if it is steady and fast, and needs them to arrive."""
         if not self._rate:
             return float("inf")
         l2, speed, shape = self._l2, self._l2.speed, self._run.query.space.shape
@@ -162,24 +162,36 @@ class Prefetch:
 
     # Fetching.
 
-    def _choose(self, absent: Sequence[Piece], seconds: float) -> list[L2Chunk]:
+    def _choose(self, absent: Sequence[Piece], patience: Patience, give_up_at: float) -> list[L2Chunk]:
         """What to fetch now, first things first."""
-        l2, run = self._l2, self._run
+        l2, run, now = self._l2, self._run, time.monotonic()
         prefix, segments = self._candidates(absent)
-        speed = l2.speed
-        latency, pace = (speed.latency, speed.pace or 0.0) if speed.pace is not None else (0.0, 0.0)
-        size = sum(candidate.chunk.size for candidate in (*prefix, *segments))
-        ahead = l2.fetches.ahead((run.query.space.tenant, run.holder.session), size)
-        costs = Costs(latency + pace * ahead, pace, latency / l2.streams)
-        front, behind = choose(prefix, segments, costs, self._rate, seconds)
+        known = {candidate.chunk.key for candidate in (*prefix, *segments)}
+        costs = self._costs(sum(candidate.chunk.size for candidate in (*prefix, *segments)))
+        front, behind = choose(prefix, segments, costs, self._rate, give_up_at - now)
+        promising = bool(front or behind)
+        if promising and self._rate:
+            first = costs.start + costs.of((*front, *behind)[0].chunk)
+            if first > patience.left(now, self._saved() / self._rate):
+                # It would be given up before it has shown anything.
+                front, behind = [], []
         chosen = [candidate.chunk for candidate in (*front, *behind)]
-        left_out = {candidate.chunk.key for candidate in (*prefix, *segments)} - {chunk.key for chunk in chosen}
+        left_out = known - {chunk.key for chunk in chosen}
         (run.missing.slow if self._rate else run.missing.late).update(left_out)
         if self._rate and left_out and not chosen:
-            l2.scout(run.query.space, list(left_out), promising=False)
+            l2.scout(run.query.space, list(left_out), promising=promising)
         self._prefix += front
         self._segments += behind
         return chosen
+
+    def _costs(self, size: int) -> Costs:
+        """Of an order of so many bytes; all 0 while nothing is measured."""
+        run, l2 = self._run, self._l2
+        latency, pace = l2.speed.latency, l2.speed.pace
+        if pace is None:
+            return Costs(0.0, 0.0, 0.0)
+        ahead = l2.fetches.ahead((run.query.space.tenant, run.holder.session), size)
+        return Costs(latency + pace * ahead, pace, latency / l2.streams)
 
     def _candidates(self, absent: Sequence[Piece]) -> tuple[list[Candidate], list[Candidate]]:
         """What L2 has and was not tried yet: for the prefix in order, and segments behind it."""

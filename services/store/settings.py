@@ -83,7 +83,7 @@ class StoreSettings(ServiceSettings):
     )
     l2_write_threads: int = Field(2, ge=1, le=16, description="Chunks written to L2 at once.")
     l2_threads: int = Field(
-        4, ge=1, le=64, description="Chunks fetched from L2 at once, at most: as many as hide its latency are."
+        8, ge=1, le=64, description="Chunks fetched from L2 at once, at most: as many as hide its latency are."
     )
     l2_fetch_share: float = Field(
         0.25, gt=0, le=1, description="Share of the arena that may be on its way from L2 at once."
@@ -94,7 +94,7 @@ class StoreSettings(ServiceSettings):
         "arena that is small beside what L2 holds.",
     )
     l2_patience: float = Field(
-        0.03,
+        0.02,
         ge=0,
         le=1,
         description="What a lookup loses to a slow L2 at most, as a share of the time in which the engine computes "

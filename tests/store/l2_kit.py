@@ -60,12 +60,12 @@ class MemoryTier:
         pass
 
 
-def until(condition: Callable[[], bool]) -> None:
+def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
     """Waits for what another thread does."""
-    limit = time.monotonic() + 20
+    limit = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < limit, "it never happened"
-        time.sleep(0.005)
+        time.sleep(0.001)
 
 
 def in_l2(store: LocalStore, chunks: int) -> Callable[[], bool]:

@@ -42,6 +42,10 @@ class _Fetch:
     # Pinned until nobody waits for it any more.
     landed: Chunk | None = None
 
+    @property
+    def queued(self) -> bool:
+        return not self.running and not self.ended
+
 
 @dataclass(eq=False)
 class Order:
@@ -120,7 +124,7 @@ class Fetches:
                     continue
                 fetch = self._fetches.get(chunk.key)
                 if fetch is None:
-                    if not self._make_room(chunk.size):
+                    if not self._make_room(order.flow, chunk.size):
                         refused.append(chunk)
                         continue
                     fetch = self._fetches[chunk.key] = _Fetch(chunk)
@@ -132,17 +136,48 @@ class Fetches:
             self._work.notify_all()
             return refused
 
-    def _make_room(self, size: int) -> bool:
-        """What is merely kept makes way. A chunk that is larger than the limit may come alone."""
-        kept = (order for order in list(self._orders) if not order.waiting)
+    def _make_room(self, flow: Flow, size: int) -> bool:
+        """What is merely kept makes way, then what somebody has asked for who has more on its way than `flow` would.
+
+        A chunk that is larger than the limit may come alone. Needs the lock.
+        """
         while self._bytes and self._bytes + size > self._max_bytes:
-            order = next(kept, None)
-            if order is None:
+            if not self._drop_kept() and not self._drop_from_largest(flow, size):
                 return False
-            for fetch in list(order.queue):
-                self._leave(order, fetch)
-            order.queue.clear()
         return True
+
+    def _drop_kept(self) -> bool:
+        order = next((order for order in self._orders if not order.waiting and order.queue), None)
+        if order is None:
+            return False
+        for fetch in order.queue:
+            if fetch.queued:
+                self._leave(order, fetch)
+        order.queue.clear()
+        self._forget_if_done(order)
+        return True
+
+    def _drop_from_largest(self, flow: Flow, size: int) -> bool:
+        held = self._bytes_of_flows()
+        most = max(held.values(), default=0)
+        if most <= held.get(flow, 0) + size:
+            return False
+        for order in [order for order in reversed(self._orders) if order.waiting and held.get(order.flow) == most]:
+            fetch = next((fetch for fetch in reversed(order.queue) if fetch.queued and len(fetch.orders) == 1), None)
+            if fetch is not None:
+                order.queue.remove(fetch)
+                self._leave(order, fetch)
+                order.changed.notify_all()
+                return True
+        return False
+
+    def _bytes_of_flows(self) -> dict[Flow, int]:
+        """On their way for each; what is merely kept counts when it runs. Needs the lock."""
+        bytes_of: dict[Flow, int] = {}
+        for fetch in self._fetches.values():
+            for flow in {order.flow for order in fetch.orders if order.waiting or fetch.running}:
+                bytes_of[flow] = bytes_of.get(flow, 0) + fetch.chunk.size
+        return bytes_of
 
     def wait_answers(self, order: Order, answers: Sequence["Future[Any]"], timeout: float) -> None:
         """Until all are there, or the order is closed."""
@@ -206,10 +241,7 @@ class Fetches:
     def ahead(self, flow: Flow, size: int) -> int:
         """Bytes that move before an order of `size` bytes of this flow is done, beside its own."""
         with self._lock:
-            bytes_of: dict[Flow, int] = {}
-            for fetch in self._fetches.values():
-                for other in {order.flow for order in fetch.orders if order.waiting or fetch.running}:
-                    bytes_of[other] = bytes_of.get(other, 0) + fetch.chunk.size
+            bytes_of = self._bytes_of_flows()
             own = bytes_of.pop(flow, 0)
             return own + sum(min(theirs, own + size) for theirs in bytes_of.values())
 
@@ -239,7 +271,7 @@ class Fetches:
         order.fetches.pop(fetch.chunk.key, None)
         if fetch.orders:
             return None
-        if not fetch.running and not fetch.ended:
+        if fetch.queued:
             self._end(fetch)
         landed, fetch.landed = fetch.landed, None
         return landed
@@ -269,7 +301,7 @@ class Fetches:
         """What each order would have next, best first."""
         orders = sorted(self._orders, key=lambda order: (not order.waiting, self._served[order.flow]))
         for order in orders:
-            while order.queue and (order.queue[0].running or order.queue[0].ended):
+            while order.queue and not order.queue[0].queued:
                 order.queue.popleft()
             if order.queue and order.running <= order.landed:
                 yield order, order.queue[0]

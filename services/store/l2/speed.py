@@ -4,8 +4,8 @@ Transfers share the way to the tier, so each is charged only its share of the ti
 running, a second is 1/n second of each. What a transfer took beyond the tier's latency, so shared, over its bytes is
 one sample of the pace. Transfers that still run count, too: one that should long have been done says that the tier has
 become slow before it says anything else. An estimate that is a second old is no longer smoothed, the next sample
-replaces it: a tier that recovered is believed at once. It is relied on (`steady`) once a few samples in a row have
-been about what was expected or better.
+replaces it: a tier that recovered is believed at once. It is relied on (`steady`) once a few transfers in a row have
+taken about the time that was expected, or less.
 """
 
 import math
@@ -19,20 +19,17 @@ _SMOOTHING = 0.3
 _FRESH_SECONDS = 1.0
 # Of a transfer's time, what is never taken for latency.
 _LEAST_SHARE = 0.1
-# Samples in a row that took at most so many times what was expected.
-_STEADY_SAMPLES = 3
+# So many transfers in a row took at most so many times what was expected.
+_STEADY_TRANSFERS = 3
 _STEADY_FACTOR = 2.0
 
 
 class _Estimate:
     def __init__(self) -> None:
         self.value: float | None = None
-        self.good_samples = 0
         self._at = 0.0
 
     def add(self, sample: float, now: float) -> None:
-        as_expected = self.value is not None and sample <= _STEADY_FACTOR * self.value
-        self.good_samples = self.good_samples + 1 if as_expected else 0
         stale = self.value is None or now - self._at > _FRESH_SECONDS
         self.value = sample if stale or self.value is None else self.value + _SMOOTHING * (sample - self.value)
         self._at = now
@@ -56,6 +53,7 @@ class Speed:
         self._lock = threading.Lock()
         self._latency = _Estimate()
         self._pace = _Estimate()
+        self._as_expected = 0
         self._asking: dict[object, float] = {}
         self._running: dict[_Transfer, None] = {}
         self._load = 0.0
@@ -87,10 +85,18 @@ class Speed:
             with self._lock:
                 now, load = self._count()
                 del self._running[transfer]
-                pace = self._pace_of(transfer, now, load)
-                if moved or (moved is False and pace > (self._pace.value or 0.0)):
-                    self._pace.add(pace, now)
+                if moved is not None:
+                    self._learn(transfer, now, load, moved)
         return moved
+
+    def _learn(self, transfer: _Transfer, now: float, load: float, moved: bool) -> None:
+        pace, before = self._pace_of(transfer, now, load), self._pace.value
+        if moved and before is not None:
+            seconds = now - transfer.started
+            expected = (self._latency.value or 0.0) + before / pace * seconds if pace else seconds
+            self._as_expected = self._as_expected + 1 if seconds <= _STEADY_FACTOR * expected else 0
+        if moved or pace > (before or 0.0):
+            self._pace.add(pace, now)
 
     def _count(self) -> tuple[float, float]:
         """(now, load until now). Needs the lock."""
@@ -129,11 +135,10 @@ class Speed:
     @property
     def steady(self) -> bool:
         """What is measured may be relied on."""
-        with self._lock:
-            expected = self._pace.value
-        pace = self.pace
-        overdue = pace is not None and expected is not None and pace > _STEADY_FACTOR * expected
-        return self._pace.good_samples >= _STEADY_SAMPLES and not overdue
+        pace, measured = self.pace, self._pace.value
+        if pace is None or measured is None or self._as_expected < _STEADY_TRANSFERS:
+            return False
+        return pace <= _STEADY_FACTOR * measured
 
     def streams(self, size: int) -> int:
         """Transfers of so many bytes that should run at once: enough to hide latency, and one to be ready for the next.
