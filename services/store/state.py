@@ -109,12 +109,14 @@ class StoreState:
         if not self.pool.fits_ever(payload_bytes, meta_bytes):
             return None
         header = self.pool.reserve(payload_bytes, meta_bytes, writer)
+        if header is not None:
+            return header
         for chunk, reason in self._leaving():
-            if header is not None:
-                break
             self.stats.add("evicted_chunks")
             self.remove(chunk, reason)
             header = self.pool.reserve(payload_bytes, meta_bytes, writer)
+            if header is not None:
+                break
         return header
 
     def _leaving(self) -> Iterator[tuple[Chunk, pb.Reason]]:
