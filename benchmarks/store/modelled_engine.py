@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,8 @@ from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import store_pb2, store_pb2_grpc
 from services.common.arena_format import SessionFile, slab_path
 from services.common.channels import open_channel
+from services.common.columns import hashes, u32s, u64s
+from services.common.identity import HASH_BYTES
 
 CHUNK_TOKENS = 256
 _LAYERS, _HEADS, _HEAD_SIZE = 24, 2, 64
@@ -135,7 +137,7 @@ class ModelledEngine:
             )
         )
         looked = time.perf_counter()
-        objects = [item for part in parts for item in part.objects]
+        objects = [item for part in parts for item in _objects_in(part.objects)]
         if objects:
             self._copy(key, objects)
         copied = time.perf_counter()
@@ -144,7 +146,7 @@ class ModelledEngine:
         )
         return Found(looked - start, copied - looked, parts[-1].summary)
 
-    def _copy(self, key: pb.RequestKey, objects: list[store_pb2.LeasedObject]) -> None:
+    def _copy(self, key: pb.RequestKey, objects: list["_Leased"]) -> None:
         refs = [store_pb2.ObjectRef(header=item.place.header, generation=item.place.generation) for item in objects]
         begun = self.stub.BeginCopy(
             store_pb2.BeginCopyRequest(session_id=self._session, request=key, objects=refs), timeout=_CALL_SECONDS
@@ -157,7 +159,7 @@ class ModelledEngine:
             view = self._view(item.place)
             start, end = end, end + len(view)
             self._buffer[start:end] = view
-            if reason or self._buffer[start : start + 32].tobytes() != item.chain_hash:
+            if reason or self._buffer[start : start + HASH_BYTES].tobytes() != item.chain_hash:
                 raise RuntimeError(f"an object was not what its key says (reason {reason})")
         self.stub.EndCopy(
             store_pb2.EndCopyRequest(session_id=self._session, request=key, objects=refs), timeout=_CALL_SECONDS
@@ -168,3 +170,22 @@ class ModelledEngine:
             store_pb2.GetStoreStatsRequest(), timeout=_CALL_SECONDS
         )
         return answer
+
+
+class _Leased(NamedTuple):
+    place: store_pb2.ObjectPlace
+    chain_hash: bytes
+
+
+def _objects_in(columns: store_pb2.ObjectColumns) -> list[_Leased]:
+    names = hashes(columns.chain_hashes)
+    numbers = (u32s(columns.headers), u64s(columns.generations), u32s(columns.slabs))
+    places = (u64s(columns.offsets), u64s(columns.payload_bytes))
+    rows = np.stack((*numbers, *places), axis=1).tolist()
+    return [
+        _Leased(
+            store_pb2.ObjectPlace(header=header, generation=generation, slab=slab, offset=offset, payload_bytes=size),
+            name,
+        )
+        for name, (header, generation, slab, offset, size) in zip(names, rows, strict=True)
+    ]

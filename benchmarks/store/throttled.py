@@ -5,8 +5,6 @@ the first token = looking up + copying out of the arena + computing the rest. Wh
 so every prompt needs L2.
 """
 
-import shutil
-import socket
 import statistics
 import subprocess
 import sys
@@ -25,7 +23,8 @@ from benchmarks.common.processes import ROOT, Piped, piped
 from benchmarks.common.screen import Screen
 from benchmarks.common.targets import Row, Target, at_least, at_most
 from benchmarks.store.modelled_engine import TOKEN_BYTES, ModelledEngine, Tokens
-from kvblend.v1 import store_pb2
+from benchmarks.store.redis_process import running_redis
+from kvblend.v1 import store_pb2, store_pb2_grpc
 from services.store.tiers.redis import MIB
 
 _ARENA_BYTES = 480 * MIB
@@ -226,8 +225,8 @@ def _store() -> Iterator[tuple[ModelledEngine, Piped]]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvb-thr-", dir="/dev/shm")))
         wire = folder / "wire.sock"
-        stack.enter_context(_redis(folder))
-        arguments = ["benchmarks.store.throttle", str(wire), str(folder / "redis.sock")]
+        redis = stack.enter_context(running_redis())["unix"].removeprefix("unix://")
+        arguments = ["benchmarks.store.throttle", str(wire), redis]
         proxy = stack.enter_context(piped({"throttle": (sys.executable, arguments)}))["throttle"]
         target = f"unix:{folder}/store.sock"
         command = [sys.executable, "-m", "services.store", "--name", "bench", "--listen", target]
@@ -238,38 +237,6 @@ def _store() -> Iterator[tuple[ModelledEngine, Piped]]:
             stack.enter_context(_process(command, log))
         _wait_for_store(target, folder / "log")
         yield stack.enter_context(closing(ModelledEngine(target, folder / "arena"))), proxy
-
-
-@contextmanager
-def _redis(folder: Path) -> Iterator[None]:
-    """Without persistence, on a unix socket in the folder."""
-    binary = shutil.which("redis-server") or shutil.which("valkey-server")
-    if binary is None:
-        raise RuntimeError("this section needs redis-server or valkey-server")
-    path = folder / "redis.sock"
-    command = [
-        binary,
-        "--port",
-        "0",
-        "--unixsocket",
-        str(path),
-        "--save",
-        "",
-        "--appendonly",
-        "no",
-        "--dir",
-        str(folder),
-    ]
-    with _process(command, subprocess.DEVNULL):
-        limit = time.monotonic() + _START_SECONDS
-        while True:
-            with socket.socket(socket.AF_UNIX) as probe:
-                if probe.connect_ex(str(path)) == 0:
-                    break
-            if time.monotonic() > limit:
-                raise RuntimeError("Redis did not start")
-            time.sleep(0.02)
-        yield
 
 
 @contextmanager
@@ -287,8 +254,6 @@ def _process(command: Sequence[str], output: Any) -> Iterator[None]:
 
 
 def _wait_for_store(target: str, log: Path) -> None:
-    from kvblend.v1 import store_pb2_grpc
-
     with grpc.insecure_channel(target) as channel:
         stub: Any = store_pb2_grpc.StoreServiceStub(channel)  # type: ignore[no-untyped-call]
         limit = time.monotonic() + _START_SECONDS

@@ -29,6 +29,8 @@ from services.store.query import Piece
 from services.store.run import Run
 from services.store.state import StoreState
 
+# Of the chain's chunks so many are asked for at first.
+_FIRST_CHUNKS = 16
 # About what L2 sends for an object when it is asked whether it has it, beside the tokens.
 _HEADER_BYTES = 256
 # Some tokens of a segment are computed again, so it saves less than a prefix of its length.
@@ -64,16 +66,21 @@ class Prefetch:
         self._out_of_time = False
 
     def ask(self) -> None:
-        """Asks L2 for what the arena lacks of the prompt's chain. Returns at once."""
+        """Asks L2 for the first chunks of the prompt's chain that the arena lacks. Returns at once."""
+        if not self._run.full:
+            self._ask(self._look_ahead(_FIRST_CHUNKS))
+
+    def _look_ahead(self, count: int) -> list[ChunkKey]:
+        """The keys that could be L2's of the next `count` chunks of the chain."""
         run, state = self._run, self._state
-        following = [chunk for chunk in run.query.chain[run.whole_chunks :] if chunk.first < run.last_token]
-        if run.full or not following:
-            return
+        query, first = run.query, run.whole_chunks + len(self._following)
+        candidates = (query.chunk(index) for index in range(first, first + count))
+        chunks = [chunk for chunk in candidates if chunk is not None and chunk.first < run.last_token]
         with state.lock:
-            self._following = [
-                (chunk, any(state.usable(key) for key in run.query.prefix_keys(chunk))) for chunk in following
-            ]
-        self._ask(key for chunk, here in self._following if not here for key in run.query.prefix_keys(chunk))
+            here = [any(state.all_usable(query.prefix_keys(chunk))) for chunk in chunks]
+        self._following += zip(chunks, here, strict=True)
+        missing = [chunk for chunk, is_here in zip(chunks, here, strict=True) if not is_here]
+        return [key for chunk in missing for key in query.prefix_keys(chunk)]
 
     def wanted(self, absent: Sequence[Piece]) -> bool:
         """There is something to find out. `absent`: what a matcher claims and the arena lacks."""
@@ -89,6 +96,10 @@ class Prefetch:
         patience = Patience(limit, begun)
         self._ask(keys_of(absent))
         self._take_answers(order, min(give_up_at - begun, limit))
+        if self._chain_goes_on():
+            # Only now: most prompts are in L2 from the first chunk on, or not at all.
+            self._ask(self._look_ahead(run.query.count))
+            self._take_answers(order, min(give_up_at, begun + limit) - time.monotonic())
         # Twice: where the prefix ends sooner than L2 said, segments may serve what is behind it.
         for _ in range(2):
             chosen = self._choose(absent, patience, give_up_at)
@@ -152,13 +163,21 @@ class Prefetch:
             self._answers.append((self._l2.ask(self._run.query.space, new), new))
 
     def _take_answers(self, order: Order, timeout: float) -> None:
-        self._l2.fetches.wait_answers(order, [answer for answer, _ in self._answers], timeout)
-        for answer, keys in self._answers:
+        answers, self._answers = self._answers, []
+        self._l2.fetches.wait_answers(order, [answer for answer, _ in answers], max(0.0, timeout))
+        for answer, keys in answers:
             if answer.done() and not answer.cancelled() and answer.exception() is None:
                 self._found.update(answer.result())
             else:
                 answer.cancel()
                 self._unknown += keys
+
+    def _chain_goes_on(self) -> bool:
+        """L2 and the arena have every chunk of the chain that was looked at."""
+        if len(self._following) < _FIRST_CHUNKS:
+            return False
+        query, found = self._run.query, self._found
+        return all(here or any(key in found for key in query.prefix_keys(chunk)) for chunk, here in self._following)
 
     # Fetching.
 

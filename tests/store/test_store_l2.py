@@ -1,5 +1,6 @@
 """The lower tier behind the arena, with a tier in memory whose speed and health the test chooses."""
 
+import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -58,7 +59,7 @@ def test_segments_come_back_from_l2(store: LocalStore, matcher: FakeMatcher) -> 
     matcher.segments = [segment_of(space, document, 5)]
     found = store.lookup(space, [*text(2, 5), *document, 1], want_segments=True)
     assert (found.segment_tokens, found.summary.l2_chunks) == (2 * CHUNK + 3, 3)
-    assert found.summary.segments[0].document == "d"
+    assert found.segments[0].document == "d"
 
 
 def test_case_29_late_data_is_a_miss_and_kept_for_the_next_time(store: LocalStore, tier: MemoryTier) -> None:
@@ -218,7 +219,8 @@ def test_fetching_that_is_slower_than_computing_is_not_done(store: LocalStore) -
     store.parts.l2.speed.measure(10, lambda: time.sleep(0.01) is None)
     slow = store.lookup(space, [*prompt, 1], prefill=1000)
     assert (slow.prefix, slow.reasons()[pb.REASON_SLOWER_THAN_COMPUTE]) == (0, 2 * CHUNK)
-    until(lambda: store.lookup(space, [*prompt, 1], request="b", prefill=1).prefix == 2 * CHUNK)
+    requests = (f"r{number}" for number in itertools.count())
+    until(lambda: store.lookup(space, [*prompt, 1], request=next(requests), prefill=1).prefix == 2 * CHUNK)
 
 
 def test_what_l2_lost_is_taken_off_the_matchers_table(

@@ -5,6 +5,7 @@ from typing import Literal
 
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import object_pb2
+from services.common.failpoints import passage
 from services.store.blocks import Writer
 from services.store.catalog import Chunk
 from services.store.l2.found import L2Chunk
@@ -49,9 +50,11 @@ class Landing:
         landed = False
         try:
             blocks = self._take_blocks(chunk)
+            passage("l2.fetch")
             landed = len(blocks) > 0 and all(
                 wanted() and self._read(key, chunk.objects[key], header) for key, header in blocks.items()
             )
+            passage("l2.land")
         finally:
             with self._state.lock:
                 usable = self._settle(chunk, blocks, landed)

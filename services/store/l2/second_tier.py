@@ -4,7 +4,7 @@ Nothing here raises for a tier that is down, slow or full: what is not there in 
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -143,8 +143,10 @@ class L2:
         self.fetches.drop_request(session, request_id)
         self._landing.sweep()
 
-    def clear(self, scope: pb.ClearScope, timeout: float) -> int:
-        """Deletes what the scope names; running fetches come to nothing. How many chunks.
+    def clear(self, scope: pb.ClearScope, known: Collection[ChunkKey], timeout: float) -> int:
+        """Deletes what the scope names and these chunks; running fetches come to nothing. How many chunks.
+
+        `known`: what the arena had in the scope. L2 may not have learned yet that they belong to it.
 
         Raises:
             KvblendError: L2_UNAVAILABLE if the tier cannot promise that it is all gone.
@@ -153,9 +155,10 @@ class L2:
         gone: set[ChunkKey] = set()
 
         def matches(meta: object_pb2.ObjectMeta) -> bool:
-            found = in_scope(scope, meta.space_id, meta.tenant, [meta.document])
+            key = ChunkKey(meta.space_id, meta.domain, meta.chain_hash)
+            found = key in known or in_scope(scope, meta.space_id, meta.tenant, meta.documents)
             if found:
-                gone.add(ChunkKey(meta.space_id, meta.domain, meta.chain_hash))
+                gone.add(key)
             return found
 
         self.tier.delete_where(matches, timeout)

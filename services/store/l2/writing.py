@@ -15,6 +15,7 @@ from typing import Literal
 
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import object_pb2
+from services.common.failpoints import passage
 from services.common.logs import get_logger
 from services.common.metrics import gauge
 from services.store.catalog import Chunk
@@ -195,6 +196,7 @@ class Writing:
                 return True
             objects = {ObjectKey(chunk.key, *place): header for place, header in chunk.objects.items()}
             metas = {key: meta for key, header in objects.items() if (meta := state.pool.read_meta(header)) is not None}
+            names = len(chunk.documents)
             for header in objects.values():
                 state.leases.pin(chunk, header)
         done = False
@@ -202,8 +204,9 @@ class Writing:
             done = len(metas) == len(objects) and all(
                 self._write_object(key, metas[key], header) for key, header in objects.items()
             )
+            passage("l2.mark")
         finally:
-            wanted = self._settle(chunk, objects.values(), done)
+            wanted = self._settle(chunk, objects.values(), names, done)
         if not wanted:
             # Cleared while it was being written.
             self._tier.delete(list(objects), self._timeout)
@@ -211,17 +214,21 @@ class Writing:
 
     def _write_object(self, key: ObjectKey, meta: object_pb2.ObjectMeta, header: int) -> bool:
         self._give_way(_GIVE_WAY_SECONDS)
+        passage("l2.write")
         return self._tier.write(key, meta, self._state.pool.payload(header), self._timeout)
 
-    def _settle(self, chunk: Chunk, headers: Iterable[int], done: bool) -> bool:
-        """Whether the chunk is still here."""
+    def _settle(self, chunk: Chunk, headers: Iterable[int], names: int, done: bool) -> bool:
+        """Whether the chunk is still here. It had so many names when its meta was read."""
         state = self._state
         state.stats.add("l2_written_chunks" if done else "l2_write_failures")
         with state.lock:
             for header in headers:
                 state.leases.unpin(chunk, header)
-            with self._changed:
-                current = chunk not in self._queue
-            if done and chunk.resident and current:
+            if done and chunk.resident:
                 state.mark_in_l2(chunk)
+                with self._changed:
+                    if names != len(chunk.documents) or chunk in self._queue:
+                        # It has changed meanwhile: L2 does not have what it is now.
+                        chunk.in_l2 = False
+                        self._put(chunk)
             return chunk.resident
