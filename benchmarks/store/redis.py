@@ -6,17 +6,14 @@ its own memory), LMCache's C++ connector (TCP only, without checksums), and redi
 
 import mmap
 import shutil
-import socket
 import statistics
 import subprocess
-import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from functools import partial
-from pathlib import Path
 
 import redis
 import xxhash
@@ -43,26 +40,6 @@ _CALLERS = (1, 2, 4)
 _ROUNDS = (9, 1)
 # Puts the volume there, gets it back.
 Pair = tuple[Callable[[], object], Callable[[], object]]
-
-
-@contextmanager
-def _server() -> Iterator[dict[str, str]]:
-    """URLs of a fresh server, by transport."""
-    with tempfile.TemporaryDirectory(prefix="kvb-bench-") as folder, ExitStack() as stack:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
-        path = f"{folder}/redis.sock"
-        command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--unixsocket", path]
-        command += ["--save", "", "--appendonly", "no", "--dir", folder]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        stack.callback(process.wait)
-        stack.callback(process.terminate)
-        give_up_at = time.monotonic() + _SECONDS
-        while not Path(path).exists():
-            if process.poll() is not None or time.monotonic() > give_up_at:
-                raise RuntimeError("redis-server did not start")
-            time.sleep(0.02)
-        yield {"unix": f"unix://{path}", "tcp": f"redis://127.0.0.1:{port}"}
 
 
 class _Arena:
@@ -194,7 +171,7 @@ def _contenders(
 def run(quick: bool, screen: Screen) -> Row:
     volume = (8 if quick else _VOLUME_MIB) * MIB
     with ExitStack() as stack:
-        urls = stack.enter_context(_server())
+        urls = stack.enter_context(running_redis())
         arena = _Arena(volume)
         peer = None
         if PEERS_PYTHON.exists():

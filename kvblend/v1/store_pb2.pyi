@@ -448,7 +448,7 @@ class GetStoreStatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStoreStatsResponse(_message.Message):
-    __slots__ = ("spaces", "tiers", "held_leases", "busy_leases", "reserved_objects", "quarantined_objects", "lookups", "requested_tokens", "prefix_hit_tokens", "segment_hit_tokens", "evicted_chunks", "stored_chunks", "outbox_events", "checksum_failures", "latencies", "position", "reserved_bytes", "quarantined_bytes", "arena")
+    __slots__ = ("spaces", "tiers", "held_leases", "busy_leases", "reserved_objects", "quarantined_objects", "lookups", "requested_tokens", "prefix_hit_tokens", "segment_hit_tokens", "evicted_chunks", "stored_chunks", "outbox_events", "checksum_failures", "latencies", "position", "reserved_bytes", "quarantined_bytes", "arena", "l2")
     SPACES_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
     HELD_LEASES_FIELD_NUMBER: _ClassVar[int]
@@ -468,6 +468,7 @@ class GetStoreStatsResponse(_message.Message):
     RESERVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     QUARANTINED_BYTES_FIELD_NUMBER: _ClassVar[int]
     ARENA_FIELD_NUMBER: _ClassVar[int]
+    L2_FIELD_NUMBER: _ClassVar[int]
     spaces: _containers.RepeatedCompositeFieldContainer[SpaceUsage]
     tiers: _containers.RepeatedCompositeFieldContainer[TierUsage]
     held_leases: int
@@ -487,7 +488,32 @@ class GetStoreStatsResponse(_message.Message):
     reserved_bytes: int
     quarantined_bytes: int
     arena: ArenaUsage
-    def __init__(self, spaces: _Optional[_Iterable[_Union[SpaceUsage, _Mapping]]] = ..., tiers: _Optional[_Iterable[_Union[TierUsage, _Mapping]]] = ..., held_leases: _Optional[int] = ..., busy_leases: _Optional[int] = ..., reserved_objects: _Optional[int] = ..., quarantined_objects: _Optional[int] = ..., lookups: _Optional[int] = ..., requested_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., segment_hit_tokens: _Optional[int] = ..., evicted_chunks: _Optional[int] = ..., stored_chunks: _Optional[int] = ..., outbox_events: _Optional[int] = ..., checksum_failures: _Optional[int] = ..., latencies: _Optional[_Iterable[_Union[_common_pb2.LatencySummary, _Mapping]]] = ..., position: _Optional[_Union[_common_pb2.StreamPosition, _Mapping]] = ..., reserved_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., arena: _Optional[_Union[ArenaUsage, _Mapping]] = ...) -> None: ...
+    l2: SecondTierStats
+    def __init__(self, spaces: _Optional[_Iterable[_Union[SpaceUsage, _Mapping]]] = ..., tiers: _Optional[_Iterable[_Union[TierUsage, _Mapping]]] = ..., held_leases: _Optional[int] = ..., busy_leases: _Optional[int] = ..., reserved_objects: _Optional[int] = ..., quarantined_objects: _Optional[int] = ..., lookups: _Optional[int] = ..., requested_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., segment_hit_tokens: _Optional[int] = ..., evicted_chunks: _Optional[int] = ..., stored_chunks: _Optional[int] = ..., outbox_events: _Optional[int] = ..., checksum_failures: _Optional[int] = ..., latencies: _Optional[_Iterable[_Union[_common_pb2.LatencySummary, _Mapping]]] = ..., position: _Optional[_Union[_common_pb2.StreamPosition, _Mapping]] = ..., reserved_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., arena: _Optional[_Union[ArenaUsage, _Mapping]] = ..., l2: _Optional[_Union[SecondTierStats, _Mapping]] = ...) -> None: ...
+
+class SecondTierStats(_message.Message):
+    __slots__ = ("queued_writes", "written_chunks", "failed_writes", "dropped_writes", "lost_writes", "fetching_bytes", "fetched_chunks", "fetched_bytes", "bytes_per_second", "latency_us")
+    QUEUED_WRITES_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_WRITES_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_WRITES_FIELD_NUMBER: _ClassVar[int]
+    LOST_WRITES_FIELD_NUMBER: _ClassVar[int]
+    FETCHING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_US_FIELD_NUMBER: _ClassVar[int]
+    queued_writes: int
+    written_chunks: int
+    failed_writes: int
+    dropped_writes: int
+    lost_writes: int
+    fetching_bytes: int
+    fetched_chunks: int
+    fetched_bytes: int
+    bytes_per_second: int
+    latency_us: int
+    def __init__(self, queued_writes: _Optional[int] = ..., written_chunks: _Optional[int] = ..., failed_writes: _Optional[int] = ..., dropped_writes: _Optional[int] = ..., lost_writes: _Optional[int] = ..., fetching_bytes: _Optional[int] = ..., fetched_chunks: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., bytes_per_second: _Optional[int] = ..., latency_us: _Optional[int] = ...) -> None: ...
 
 class ArenaUsage(_message.Message):
     __slots__ = ("whole_bytes", "partial_bytes", "rounding_bytes", "other_bytes", "free_bytes", "longest_free_bytes", "huge_page_bytes")

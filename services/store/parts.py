@@ -7,7 +7,8 @@ from services.store.arena import Arena
 from services.store.catalog import Catalog
 from services.store.eviction import ChainedLru
 from services.store.keeping import Keeper
-from services.store.l2 import L2
+from services.store.l2.second_tier import L2, L2Options
+from services.store.l2.writing import WritePolicies
 from services.store.lookup import Lookups
 from services.store.matchers import Client, Matchers
 from services.store.recovery import open_pool, restore
@@ -69,17 +70,8 @@ def compose(
 ) -> Parts:
     """The parts around a state; nothing is started yet. `client`: None without matchers."""
     matchers = Matchers(client)
-    l2 = None
-    if tier is not None:
-        l2 = L2(
-            tier,
-            state,
-            write=settings.l2_write,
-            queue_chunks=settings.l2_queue_chunks,
-            threads=settings.l2_threads,
-            timeout=settings.l2_timeout_seconds,
-        )
-    state.connect(outbox, l2.offer if l2 is not None else lambda _: None)
+    l2 = L2(tier, state, _l2_options(settings, state)) if tier is not None else None
+    state.connect(outbox, l2.writing.offer if l2 else lambda _: None, l2.writing.spare if l2 else lambda _: False)
     lookups = Lookups(
         state,
         matchers,
@@ -109,4 +101,18 @@ def compose(
             low_bytes=int(settings.evict_to * capacity),
             request_ttl=settings.request_ttl_seconds,
         ),
+    )
+
+
+def _l2_options(settings: StoreSettings, state: StoreState) -> L2Options:
+    return L2Options(
+        policies=WritePolicies(settings.l2_documents, settings.l2_prompts, settings.l2_blended),
+        queue_chunks=settings.l2_queue_chunks,
+        write_threads=settings.l2_write_threads,
+        fetch_threads=settings.l2_threads,
+        fetch_bytes=int(settings.l2_fetch_share * state.pool.capacity_bytes),
+        fetched=settings.l2_fetched,
+        patience=settings.l2_patience,
+        steady_patience=max(settings.l2_patience, settings.l2_steady_patience),
+        timeout=settings.l2_timeout_seconds,
     )

@@ -49,7 +49,26 @@ def stats_of(parts: Parts, latencies: Sequence[pb.LatencySummary]) -> store_pb2.
             latencies=latencies,
             position=state.outbox.position(),
             arena=arena,
+            l2=_second_tier(parts),
         )
+
+
+def _second_tier(parts: Parts) -> store_pb2.SecondTierStats | None:
+    if parts.l2 is None:
+        return None
+    counts, speed = parts.state.stats, parts.l2.speed
+    return store_pb2.SecondTierStats(
+        queued_writes=parts.l2.writing.unwritten,
+        written_chunks=counts.get("l2_written_chunks"),
+        failed_writes=counts.get("l2_write_failures"),
+        dropped_writes=counts.get("l2_writes_dropped"),
+        lost_writes=counts.get("l2_writes_lost"),
+        fetching_bytes=parts.l2.fetches.wanted_bytes,
+        fetched_chunks=counts.get("l2_fetched_chunks"),
+        fetched_bytes=counts.get("l2_fetched_bytes"),
+        bytes_per_second=round(1 / speed.pace) if speed.pace else 0,
+        latency_us=round(1e6 * speed.latency),
+    )
 
 
 def _bytes_of(parts: Parts, headers: Iterable[int]) -> int:

@@ -60,6 +60,11 @@ class Run:
         return self._prefix[-1].end if self._prefix else 0
 
     @property
+    def covered_tokens(self) -> int:
+        """Tokens that what is leased serves."""
+        return self.prefix_end + sum(piece.length for piece in self._served)
+
+    @property
     def last_token(self) -> int:
         """Position of the token that is always computed, for its logits."""
         return self.query.count - 1

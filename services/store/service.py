@@ -97,7 +97,9 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):
         space = self._space(request.space, context)
         query = make_query(request, space)
         holder = _holder(request.session_id, request.request, space.shape.rank_number(request.rank))
-        yield from self._parts.lookups.run(query, holder, request.at_least, _remaining(context))
+        lookups = self._parts.lookups
+        context.add_callback(lambda: lookups.give_up(holder))
+        yield from lookups.run(query, holder, request.at_least, _remaining(context))
 
     def BeginCopy(
         self, request: store_pb2.BeginCopyRequest, _context: grpc.ServicerContext

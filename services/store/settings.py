@@ -67,13 +67,46 @@ class StoreSettings(ServiceSettings):
     redis_ttl_seconds: int = Field(
         86_400, ge=1, description="Life of an object in L2: L2 must not fill up with what nobody asks for any more."
     )
-    l2_write: Literal["all", "documents", "none"] = Field(
-        "all", description="What is written through to L2: all, documents only, or none (L2 is only read)."
+    l2_documents: Literal["through", "back", "none"] = Field(
+        "through",
+        description="Documents go to L2 when they are stored (through), when they are evicted (back), or never (none).",
+    )
+    l2_prompts: Literal["through", "back", "none"] = Field("through", description="The same of prompts.")
+    l2_blended: Literal["through", "back", "none"] = Field(
+        "none", description="The same of prompts' chunks that depend on reused segments: rarely worth the bytes."
     )
     l2_queue_chunks: int = Field(
-        1024, ge=1, le=1_000_000, description="Chunks that wait to be written to L2; more are dropped and counted."
+        1024,
+        ge=1,
+        le=1_000_000,
+        description="Chunks that wait to be written to L2; more are dropped, counted, and offered again later.",
     )
-    l2_threads: int = Field(4, ge=1, le=64, description="Fetches from L2 at once: a few fill one connection's host.")
+    l2_write_threads: int = Field(2, ge=1, le=16, description="Chunks written to L2 at once.")
+    l2_threads: int = Field(
+        8, ge=1, le=64, description="Chunks fetched from L2 at once, at most: as many as hide its latency are."
+    )
+    l2_fetch_share: float = Field(
+        0.25, gt=0, le=1, description="Share of the arena that may be on its way from L2 at once."
+    )
+    l2_fetched: Literal["kept", "temporary"] = Field(
+        "kept",
+        description="What was fetched stays in the arena (kept), or leaves with its last lease (temporary): for an "
+        "arena that is small beside what L2 holds.",
+    )
+    l2_patience: float = Field(
+        0.02,
+        ge=0,
+        le=1,
+        description="What a lookup loses to a slow L2 at most, as a share of the time in which the engine computes "
+        "what the arena lacks.",
+    )
+    l2_steady_patience: float = Field(
+        0.15,
+        ge=0,
+        le=1,
+        description="The same while L2 has been as fast as expected, if the first chunk needs so long to arrive: the "
+        "one prompt during which L2 becomes slow may lose this. 0: tiers that are far away help long prompts only.",
+    )
     l2_timeout_seconds: float = Field(5.0, gt=0, le=300, description="Longest transfer of one object from or to L2.")
     lease_ttl_seconds: float = Field(
         60.0,

@@ -28,6 +28,9 @@ from services.store.sampling import Sampler
 from services.store.scattered import in_the_way
 from services.store.stats import Stats
 
+# Making room looks at no more chunks that should go after others.
+_MOST_SPARED = 32
+
 
 class Outbox(Protocol):
     """The store's stream of changes to the matchers' log (services/store/publisher.py). `append` never blocks."""
@@ -91,11 +94,18 @@ class StoreState:
         self._expiring: set[Chunk] = set()
         self._outbox: Outbox | None = None
         self._on_complete: Callable[[Chunk], None] = lambda _: None
+        self._spare: Callable[[Chunk], bool] = lambda _: False
 
-    def connect(self, outbox: Outbox, on_complete: Callable[[Chunk], None]) -> None:
-        """`on_complete(chunk)` is told, under the lock, of each chunk that became usable."""
+    def connect(
+        self, outbox: Outbox, on_complete: Callable[[Chunk], None], spare: Callable[[Chunk], bool] = lambda _: False
+    ) -> None:
+        """Both are called under the lock. `on_complete(chunk)` is told of each chunk that became usable.
+
+        `spare(chunk)`: others should be evicted before it, as it is being saved elsewhere.
+        """
         self._outbox = outbox
         self._on_complete = on_complete
+        self._spare = spare
 
     @property
     def outbox(self) -> Outbox:
@@ -115,11 +125,14 @@ class StoreState:
         if not self.pool.fits_ever(payload_bytes, meta_bytes):
             return None
         header = self.pool.reserve(payload_bytes, meta_bytes, writer)
-        leaving = self._leaving(payload_bytes, meta_bytes)
-        while header is None and (going := next(leaving, None)) is not None:
+        if header is not None:
+            return header
+        for going in self._leaving(payload_bytes, meta_bytes):
             self.stats.add("evicted_chunks")
             self.remove(*going)
             header = self.pool.reserve(payload_bytes, meta_bytes, writer)
+            if header is not None:
+                break
         return header
 
     @contextmanager
@@ -135,25 +148,38 @@ class StoreState:
     def _leaving(self, payload_bytes: int, meta_bytes: int) -> Iterator[tuple[Chunk, pb.Reason]]:
         """Chunks that may go, in order. The caller removes each before it asks for the next."""
         now = self.clock.now()
-        for chunk in chain(self._order, self.policy.victims(now)):
+        spared: list[Chunk] = []
+        for chunk in self._victims(chain(self._order, self.policy.victims(now)), spared):
             for neighbour in in_the_way(self, payload_bytes, meta_bytes, chunk, now):
                 yield neighbour, pb.REASON_EVICTED
+            if chunk.resident and not chunk.protectors:
+                yield chunk, pb.REASON_EVICTED
+        for chunk in spared:
             if chunk.resident and not chunk.protectors:
                 yield chunk, pb.REASON_EVICTED
         for chunk in self.leases.oldest_revocable():
             if chunk.resident and not chunk.pinned:
                 yield chunk, pb.REASON_LEASE_REVOKED
 
+    def _victims(self, order: Iterable[Chunk], spared: list[Chunk]) -> Iterator[Chunk]:
+        """Of what nothing protects, in this order; those that should go after others are added to `spared`."""
+        for chunk in order:
+            if chunk.protectors or not chunk.resident:
+                continue
+            if len(spared) < _MOST_SPARED and self._spare(chunk):
+                spared.append(chunk)
+            else:
+                yield chunk
+
     def evict_down_to(self, used_bytes: int) -> None:
-        """The background watermark: only what no lease protects."""
+        """The background watermark: only what no lease protects, and nothing that is being saved elsewhere."""
         if self.pool.used_bytes <= used_bytes:
             return
-        for chunk in self.policy.victims(self.clock.now()):
-            if not chunk.protectors:
-                self.stats.add("evicted_chunks")
-                self.remove(chunk, pb.REASON_EVICTED)
-                if self.pool.used_bytes <= used_bytes:
-                    return
+        for chunk in self._victims(self.policy.victims(self.clock.now()), []):
+            self.stats.add("evicted_chunks")
+            self.remove(chunk, pb.REASON_EVICTED)
+            if self.pool.used_bytes <= used_bytes:
+                return
 
     # Chunks.
 
