@@ -184,8 +184,10 @@ class Lookups:
     def _fetch_prefix(self, run: Run, deadline: float) -> _Fetches:
         """Starts to fetch the chunks of the chain that only L2 has, up to the first that neither has."""
         query, l2 = run.query, self._l2
+        if l2 is None or run.full:
+            return {}
         following = [chunk for chunk in query.chain[run.whole_chunks :] if chunk.first < run.last_token]
-        if l2 is None or not following or run.full:
+        if not following:
             return {}
         keys = [key for chunk in following for key in query.prefix_keys(chunk)]
         with self._state.lock:
