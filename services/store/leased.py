@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from kvblend.v1 import store_pb2
 from services.common.columns import encode_u64
-from services.common.tokens import encode_u32
+from services.common.tokens import TOKEN_BYTES, encode_u32
 from services.store.catalog import Chunk
 from services.store.state import StoreState, rank_objects
 
@@ -28,7 +28,7 @@ def object_columns(state: StoreState, chunks: Sequence[Chunk], rank: int) -> sto
         groups=encode_u32(list(groups) * len(chunks)),
         chain_hashes=b"".join([key.chain_hash for key in keys]),
         domains=bytes([key.domain for key in keys]),
-        tokens=encode_u32([info.token_count for info in infos]),
+        tokens=encode_u32([len(info.tokens) // TOKEN_BYTES for info in infos]),
         stored_positions=encode_u32([info.stored_position for info in infos]),
         checksums=encode_u64(checksums),
         verify=state.must_verify(headers),

@@ -135,9 +135,14 @@ class Lookups:
         self._disown(run, absent, seen)
         with self._state.lock:
             summary = run.summary(self._epoch)
-            self._count(run, summary)
         answer.keys, answer.summary = run.leased_keys, summary
-        yield store_pb2.LookupResponse(objects=objects, summary=summary)
+        try:
+            yield store_pb2.LookupResponse(objects=objects, summary=summary)
+        finally:
+            # Also if the caller has what it wanted and hangs up: nobody waits for this.
+            with self._state.lock:
+                run.touch()
+                self._count(run, summary)
 
     def _count(self, run: Run, summary: store_pb2.LookupSummary) -> None:
         stats = self._state.stats
