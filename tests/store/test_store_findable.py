@@ -197,7 +197,7 @@ class Scene:
             time.sleep(0.05)
 
 
-def _names(columns: matcher_pb2.SegmentColumns) -> set[Name]:
+def _names(columns: pb.SegmentColumns) -> set[Name]:
     counts = np.frombuffer(columns.chunk_counts, "<u4")
     domains = np.repeat(np.frombuffer(columns.domains, np.uint8), counts)
     hashes = [columns.chain_hashes[at : at + 32] for at in range(0, len(columns.chain_hashes), 32)]
