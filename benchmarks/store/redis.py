@@ -34,7 +34,7 @@ _TRANSPORTS = ("unix", "tcp")
 _OBJECTS_MIB = (1, 4, 8, 32)
 _PARTS_MIB = (1, 2, 4)
 # The tier's default.
-_PART_MIB = 1
+_PART_MIB = 2
 # What one contender writes and reads in one round.
 _VOLUME_MIB = 64
 _CALLERS = (1, 2, 4)
@@ -155,6 +155,7 @@ def _contenders(
             stack.enter_context(closing(tier))
             for size in sizes:
                 if size < part:
+                    # One part of its own size: that is there already.
                     continue
                 for callers in _CALLERS:
                     row = {"contender": "kvblend", "transport": transport, "object_mib": size, "part_mib": part}
@@ -240,11 +241,15 @@ def _all_at_least(name: str, bound: float, measure: Callable[[Row], dict[str, fl
 
 
 def _over_redis_py(figure: str, section: Row) -> dict[str, float]:
-    """By object size, in parts of the default size; redis-py has values of the same size."""
+    """By object size, in parts of the default size; redis-py has values of the parts' size."""
     rows = _full(section)
-    base = one(rows, contender="redis-py with hiredis", transport="unix", value_mib=_PART_MIB)[figure]
-    ours = partial(one, rows, contender="kvblend", transport="unix", part_mib=_PART_MIB, callers=1)
-    return {f"{size} MiB": ours(object_mib=size)[figure] / base for size in _OBJECTS_MIB}
+    ratios = {}
+    for size in _OBJECTS_MIB:
+        part = min(size, _PART_MIB)
+        ours = one(rows, contender="kvblend", transport="unix", object_mib=size, part_mib=part, callers=1)
+        theirs = one(rows, contender="redis-py with hiredis", transport="unix", value_mib=part)
+        ratios[f"{size} MiB"] = ours[figure] / theirs[figure]
+    return ratios
 
 
 def _over_lmcache(figure: str, section: Row) -> dict[str, float]:

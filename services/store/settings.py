@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 from typing import ClassVar, Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
@@ -11,6 +10,7 @@ from services.common.arena_format import PAGE
 from services.common.channels import target_of
 from services.common.config import ServiceSettings
 from services.common.identity import is_chunk_size
+from services.common.redis_url import parse_route
 
 _MIB = 1 << 20
 _GIB = 1 << 30
@@ -59,13 +59,39 @@ class StoreSettings(ServiceSettings):
         1.0, gt=0, le=60, description="Longest wait for a matcher in a lookup, whatever time the caller has left."
     )
     redis_url: str = Field(
-        "", description="redis://, rediss:// or unix:// address of L2 (Redis or Valkey); empty: no L2."
+        "",
+        description="L2 (Redis 6.2 or later, or Valkey): redis://[user:password@]host[:port][/database], "
+        "unix:///path, redis+sentinel://host,.../master or redis+cluster://host,...; rediss for TLS, with "
+        "?ssl_ca_certs=/path and, for a client certificate, &ssl_certfile=/path&ssl_keyfile=/path; empty: no L2. "
+        "The same text in every store that shares it.",
     )
     redis_key_prefix: str = Field(
         "kvblend:", description="In front of every key of L2; stores share objects only under the same prefix."
     )
     redis_ttl_seconds: int = Field(
         86_400, ge=1, description="Life of an object in L2: L2 must not fill up with what nobody asks for any more."
+    )
+    redis_part_bytes: int = Field(
+        2 * _MIB,
+        ge=_MIB,
+        le=4 * _MIB,
+        description="Objects lie in L2 in parts of at most so many bytes: Redis is slow with larger values.",
+    )
+    redis_connections: int = Field(
+        16,
+        ge=1,
+        le=1024,
+        description="Connections to each Redis server at most. It serves one after another: more only wait there.",
+    )
+    redis_connect_seconds: float = Field(
+        1.0, gt=0, le=60, description="Longest time to connect, TLS and login included, whatever a caller has left."
+    )
+    redis_retry_seconds: float = Field(
+        5.0,
+        gt=0,
+        le=300,
+        description="A Redis server that failed three times in a row is tried again after so long; until then what it "
+        "holds is a miss at once.",
     )
     l2_documents: Literal["through", "back", "none"] = Field(
         "through",
@@ -193,9 +219,16 @@ class StoreSettings(ServiceSettings):
 
     @field_validator("redis_url")
     @classmethod
-    def _known_scheme(cls, value: str) -> str:
-        if value and urlsplit(value).scheme not in ("redis", "rediss", "unix"):
-            raise ValueError("must start with redis://, rediss:// or unix://, or be empty")
+    def _redis_route(cls, value: str) -> str:
+        if value:
+            parse_route(value)
+        return value
+
+    @field_validator("redis_key_prefix")
+    @classmethod
+    def _no_braces(cls, value: str) -> str:
+        if "{" in value or "}" in value:
+            raise ValueError("must not have braces: they say which part of a key chooses its slot")
         return value
 
     @model_validator(mode="after")

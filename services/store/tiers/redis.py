@@ -59,7 +59,7 @@ class RedisTier:
         *,
         key_prefix: str = "kvblend:",
         ttl_seconds: int = 86_400,
-        part_bytes: int = MIB,
+        part_bytes: int = 2 * MIB,
         connect_timeout: float = 1.0,
         operation_timeout: float = 5.0,
         max_connections: int = 16,
