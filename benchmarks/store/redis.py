@@ -20,6 +20,7 @@ import xxhash
 from benchmarks.common.processes import PEERS_PYTHON, Piped, piped
 from benchmarks.common.screen import Screen
 from benchmarks.common.targets import Row, Target, at_least, one
+from benchmarks.store.redis_process import running_redis
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import object_pb2
 from services.common.identity import OBJECT_FORMAT_VERSION
