@@ -344,12 +344,12 @@ def test_a_tier_that_recovered_is_used_again(store: LocalStore, tier: PacedTier)
     assert store.lookup(store.space(), [*prompt, 1], prefill=16, remaining=30.0).prefix == 0
     assert store.lookup(store.space(), [*other, 1], request="s", prefill=16, remaining=30.0).prefix == 0
     tier.reading.set()
-    numbers = iter(range(10_000))
 
     def is_used() -> bool:
         time.sleep(0.02)
-        request = f"r{next(numbers)}"
-        return store.lookup(store.space(), [*other, 1], request=request, prefill=16).prefix == 10 * CHUNK
+        found = store.lookup(store.space(), [*other, 1], request="t", prefill=16)
+        store.lookups.end_request(SESSION, "t")
+        return found.prefix == 10 * CHUNK
 
     until(is_used)
 
