@@ -217,18 +217,20 @@ class BeginCopyResponse(_message.Message):
     def __init__(self, reasons: _Optional[_Iterable[_Union[_common_pb2.Reason, str]]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class EndCopyRequest(_message.Message):
-    __slots__ = ("session_id", "request", "rank", "objects", "corrupt")
+    __slots__ = ("session_id", "request", "rank", "objects", "corrupt", "keep")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     OBJECTS_FIELD_NUMBER: _ClassVar[int]
     CORRUPT_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     request: _common_pb2.RequestKey
     rank: _common_pb2.Rank
     objects: _containers.RepeatedCompositeFieldContainer[ObjectRef]
     corrupt: _containers.RepeatedCompositeFieldContainer[ObjectRef]
-    def __init__(self, session_id: _Optional[bytes] = ..., request: _Optional[_Union[_common_pb2.RequestKey, _Mapping]] = ..., rank: _Optional[_Union[_common_pb2.Rank, _Mapping]] = ..., objects: _Optional[_Iterable[_Union[ObjectRef, _Mapping]]] = ..., corrupt: _Optional[_Iterable[_Union[ObjectRef, _Mapping]]] = ...) -> None: ...
+    keep: bool
+    def __init__(self, session_id: _Optional[bytes] = ..., request: _Optional[_Union[_common_pb2.RequestKey, _Mapping]] = ..., rank: _Optional[_Union[_common_pb2.Rank, _Mapping]] = ..., objects: _Optional[_Iterable[_Union[ObjectRef, _Mapping]]] = ..., corrupt: _Optional[_Iterable[_Union[ObjectRef, _Mapping]]] = ..., keep: bool = ...) -> None: ...
 
 class EndCopyResponse(_message.Message):
     __slots__ = ()
@@ -433,7 +435,7 @@ class GetStoreStatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStoreStatsResponse(_message.Message):
-    __slots__ = ("spaces", "tiers", "held_leases", "busy_leases", "reserved_objects", "quarantined_objects", "lookups", "requested_tokens", "prefix_hit_tokens", "segment_hit_tokens", "evicted_chunks", "stored_chunks", "outbox_events", "checksum_failures", "latencies", "position")
+    __slots__ = ("spaces", "tiers", "held_leases", "busy_leases", "reserved_objects", "quarantined_objects", "lookups", "requested_tokens", "prefix_hit_tokens", "segment_hit_tokens", "evicted_chunks", "stored_chunks", "outbox_events", "checksum_failures", "latencies", "position", "reserved_bytes", "quarantined_bytes")
     SPACES_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
     HELD_LEASES_FIELD_NUMBER: _ClassVar[int]
@@ -450,6 +452,8 @@ class GetStoreStatsResponse(_message.Message):
     CHECKSUM_FAILURES_FIELD_NUMBER: _ClassVar[int]
     LATENCIES_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_BYTES_FIELD_NUMBER: _ClassVar[int]
     spaces: _containers.RepeatedCompositeFieldContainer[SpaceUsage]
     tiers: _containers.RepeatedCompositeFieldContainer[TierUsage]
     held_leases: int
@@ -466,7 +470,9 @@ class GetStoreStatsResponse(_message.Message):
     checksum_failures: int
     latencies: _containers.RepeatedCompositeFieldContainer[_common_pb2.LatencySummary]
     position: _common_pb2.StreamPosition
-    def __init__(self, spaces: _Optional[_Iterable[_Union[SpaceUsage, _Mapping]]] = ..., tiers: _Optional[_Iterable[_Union[TierUsage, _Mapping]]] = ..., held_leases: _Optional[int] = ..., busy_leases: _Optional[int] = ..., reserved_objects: _Optional[int] = ..., quarantined_objects: _Optional[int] = ..., lookups: _Optional[int] = ..., requested_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., segment_hit_tokens: _Optional[int] = ..., evicted_chunks: _Optional[int] = ..., stored_chunks: _Optional[int] = ..., outbox_events: _Optional[int] = ..., checksum_failures: _Optional[int] = ..., latencies: _Optional[_Iterable[_Union[_common_pb2.LatencySummary, _Mapping]]] = ..., position: _Optional[_Union[_common_pb2.StreamPosition, _Mapping]] = ...) -> None: ...
+    reserved_bytes: int
+    quarantined_bytes: int
+    def __init__(self, spaces: _Optional[_Iterable[_Union[SpaceUsage, _Mapping]]] = ..., tiers: _Optional[_Iterable[_Union[TierUsage, _Mapping]]] = ..., held_leases: _Optional[int] = ..., busy_leases: _Optional[int] = ..., reserved_objects: _Optional[int] = ..., quarantined_objects: _Optional[int] = ..., lookups: _Optional[int] = ..., requested_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., segment_hit_tokens: _Optional[int] = ..., evicted_chunks: _Optional[int] = ..., stored_chunks: _Optional[int] = ..., outbox_events: _Optional[int] = ..., checksum_failures: _Optional[int] = ..., latencies: _Optional[_Iterable[_Union[_common_pb2.LatencySummary, _Mapping]]] = ..., position: _Optional[_Union[_common_pb2.StreamPosition, _Mapping]] = ..., reserved_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ...) -> None: ...
 
 class SpaceUsage(_message.Message):
     __slots__ = ("space_id", "display_name", "tenant", "chunks", "bytes")

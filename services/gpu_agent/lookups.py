@@ -196,30 +196,25 @@ class Lookups:
         raise KvblendError("STORE_UNAVAILABLE", "the store ended its answer without a summary")
 
     def _release(self, job: LookupJob, refs: list[Ref]) -> int:
-        """Ends the leases of these objects, also of those kept BUSY. How many there were."""
+        """Ends the leases of these objects. How many there were."""
         session = job.session
         if session is None or session.lost or not refs:
             return 0
-        kept = job.take_kept(refs)
-        self.end_copies(job, session, kept)
-        held = [ref for ref in refs if ref not in kept]
         request = store.ReleaseLeasesRequest(
-            session_id=session.session_id, request=job.store_key, rank=job.instance.rank, objects=object_refs(held)
+            session_id=session.session_id, request=job.store_key, rank=job.instance.rank, objects=object_refs(refs)
         )
-        if not held:
-            return len(kept)
         try:
             answer: store.ReleaseLeasesResponse = self._link.client.call("ReleaseLeases", request, _RELEASE_SECONDS)
         except KvblendError as error:
             # They are HELD: the store's TTL ends what this call could not.
             _log.warning("leases were not released", detail=str(error))
-            return len(kept)
-        return len(kept) + answer.released
+            return 0
+        return answer.released
 
     def end_copies(
-        self, job: LookupJob, session: StoreSession, refs: Iterable[Ref], corrupt: Iterable[Ref] = ()
+        self, job: LookupJob, session: StoreSession, refs: Iterable[Ref], corrupt: Iterable[Ref], *, keep: bool
     ) -> None:
-        """Tells the store that copies out of these objects have stopped."""
+        """Tells the store that copies out of these objects have stopped. `keep`: they will be copied again."""
         objects = object_refs(refs)
         if objects:
             request = store.EndCopyRequest(
@@ -228,6 +223,7 @@ class Lookups:
                 rank=job.instance.rank,
                 objects=objects,
                 corrupt=object_refs(corrupt),
+                keep=keep,
             )
             self._link.settle("EndCopy", request, session)
 
@@ -264,7 +260,6 @@ class Lookups:
         session = job.session
         if session is None or session.lost:
             return
-        self.end_copies(job, session, job.take_kept())
         request = store.EndRequestRequest(session_id=session.session_id, request_id=job.store_key.request_id)
         try:
             self._link.client.call("EndRequest", request, _RELEASE_SECONDS)

@@ -56,8 +56,6 @@ class LookupJob:
         self._ended = False
         self._running = True
         self._copies = 0
-        # Objects that stay BUSY between two retrieves with keep_leases.
-        self._kept: set[Ref] = set()
         self._released: set[Ref] = set()
         self._released_tokens: Mask = np.zeros(self.tokens, np.bool_)
 
@@ -138,24 +136,10 @@ class LookupJob:
         with self._changed:
             self._changed.wait_for(lambda: not self._copies and not self._running, timeout)
 
-    def keep(self, refs: Iterable[Ref]) -> set[Ref]:
-        """Lets these BUSY objects stay so. Those that were not kept already."""
-        with self._changed:
-            new = set(refs) - self._kept
-            self._kept |= new
-            return new
-
-    def take_kept(self, refs: Iterable[Ref] | None = None) -> set[Ref]:
-        """Those of `refs` (None: of all) that were kept BUSY; the caller ends their copies."""
-        with self._changed:
-            taken = self._kept & set(refs) if refs is not None else set(self._kept)
-            self._kept -= taken
-            return taken
-
     def copied(self, refs: Iterable[Ref]) -> None:
-        """The leases of these objects ended with their copies; those kept BUSY go on."""
+        """The leases of these objects ended with their copies."""
         with self._changed:
-            self._released |= set(refs) - self._kept
+            self._released |= set(refs)
 
     def is_released(self, use: ChunkUse) -> bool:
         with self._changed:

@@ -1,5 +1,6 @@
 """Arena to engine: writes what a lookup found to its place in the prompt, and says which tokens are good."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,10 +10,11 @@ from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
 from kvblend.v1 import store_pb2 as store
 from services.common.errors import KvblendError
+from services.common.failpoints import passage
 from services.common.logs import get_logger
 from services.gpu_agent.arena import Arena
 from services.gpu_agent.call import Call
-from services.gpu_agent.devices.base import Bytes, Device, KvMemory, Piece, Stopped
+from services.gpu_agent.devices.base import Bytes, Device, Hung, KvMemory, Piece, Stopped
 from services.gpu_agent.instances import Instance
 from services.gpu_agent.lookups import NOT_ERRORS, Lookups, object_refs
 from services.gpu_agent.plan import ChunkUse, LeasedObject, Ref, ref_of
@@ -20,6 +22,7 @@ from services.gpu_agent.ranges import Mask, Range, mask_of, parse_ranges, ranges
 from services.gpu_agent.requests import LookupJob
 from services.gpu_agent.sessions import SETTLE_SECONDS, SessionLost, StoreLink, StoreSession
 from services.gpu_agent.slots import Slots, SlotTable
+from services.gpu_agent.store_client import UNCERTAIN
 from services.gpu_agent.totals import Totals
 
 _log = get_logger("retrieve")
@@ -112,14 +115,23 @@ class Retriever:
         session = work.job.session
         if session is None or not work.good():
             return
-        with work.instance.copying() as memory, session.copying() as arena:
+        with ExitStack() as held:
+            memory = held.enter_context(work.instance.copying())
+            arena = held.enter_context(session.copying())
             begun = self._begin(work, session, call)
             corrupt: set[Ref] = set()
             try:
+                passage("agent.scatter")
                 blocks = _blocks(arena, work, corrupt)
                 _scatter(work, memory, blocks, call)
                 for part in work.good():
                     part.reason = _staleness(arena, part.use)
+                passage("agent.end")
+            except Hung as hung:
+                work.fail(common.REASON_COPY_FAILED)
+                # Quarantines the blocks: a lost session is called drained only when nothing copies in it any more.
+                self._link.distrust(session)
+                hung.keep(held)
             finally:
                 self._end(work, session, begun, corrupt)
 
@@ -137,7 +149,7 @@ class Retriever:
                 "BeginCopy", request, call.at_least(SETTLE_SECONDS)
             )
         except KvblendError as error:
-            if error.reason in ("DEADLINE_EXCEEDED", "UNKNOWN_SESSION"):
+            if error.reason in UNCERTAIN:
                 # The store may have made them BUSY, or has lost the session: only a new one is certain.
                 self._link.distrust(session)
             raise
@@ -150,10 +162,9 @@ class Retriever:
         return {ref for ref, reason in reasons.items() if reason == _GOOD}
 
     def _end(self, work: _Work, session: StoreSession, begun: set[Ref], corrupt: set[Ref]) -> None:
-        stay = work.job.keep(begun - corrupt) if work.keep else set()
         if not session.lost:
-            self._lookups.end_copies(work.job, session, begun - stay, corrupt)
-        work.job.copied(begun - stay)
+            self._lookups.end_copies(work.job, session, begun, corrupt, keep=work.keep)
+        work.job.copied(corrupt if work.keep else begun)
 
     def _answer(self, work: _Work, uncovered: Mask) -> pb.RetrieveResponse:
         reasons = np.full(len(uncovered), -1, np.int64)
@@ -244,6 +255,8 @@ def _scatter(work: _Work, memory: KvMemory, blocks: dict[Ref, Bytes], call: Call
             memory.scatter(group, pieces, rope, call.watch)
     except Stopped as stopped:
         work.fail(stopped.reason)
+    except Hung:
+        raise
     except Exception as error:
         _log.error("a copy failed", exc_info=error)
         work.fail(common.REASON_COPY_FAILED)

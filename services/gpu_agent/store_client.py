@@ -19,6 +19,9 @@ _BY_CODE = {
     grpc.StatusCode.CANCELLED: "SUPERSEDED",
 }
 
+# After these the call may have taken effect all the same, or its session is gone.
+UNCERTAIN = frozenset({"DEADLINE_EXCEEDED", "UNKNOWN_SESSION", "STORE_UNAVAILABLE", "SUPERSEDED", "INTERNAL"})
+
 
 def store_error(error: grpc.RpcError) -> KvblendError:
     """The store's failure as this agent's."""

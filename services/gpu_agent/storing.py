@@ -1,6 +1,7 @@
 """Engine to arena: reserves, gathers, and commits when the copy has truly finished."""
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,11 +11,12 @@ from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
 from kvblend.v1 import store_pb2 as store
 from services.common.errors import KvblendError
+from services.common.failpoints import passage
 from services.common.logs import get_logger
 from services.common.tokens import encode_u32
 from services.gpu_agent.arena import Arena
 from services.gpu_agent.call import Call
-from services.gpu_agent.devices.base import Bytes, Device, KvMemory, Piece, Stopped
+from services.gpu_agent.devices.base import Bytes, Device, Hung, KvMemory, Piece, Stopped
 from services.gpu_agent.instances import Instance
 from services.gpu_agent.lookups import NOT_ERRORS
 from services.gpu_agent.plan import Ref, ref_of
@@ -22,6 +24,7 @@ from services.gpu_agent.ranges import mask_of, parse_ranges
 from services.gpu_agent.requests import store_request_id
 from services.gpu_agent.sessions import SETTLE_SECONDS, SessionLost, StoreLink, StoreSession
 from services.gpu_agent.slots import Slots, SlotTable
+from services.gpu_agent.store_client import UNCERTAIN
 from services.gpu_agent.totals import Totals
 
 _log = get_logger("storing")
@@ -71,14 +74,22 @@ class Storer:
         try:
             session = self._link.session()
             reserve = _reserve_request(instance, session, request, exact, from_segments)
-            with instance.copying() as memory, session.copying() as arena:
-                return self._reserve_and_copy(instance, memory, arena, session, reserve, slots, call)
+            with ExitStack() as held:
+                memory = held.enter_context(instance.copying())
+                arena = held.enter_context(session.copying())
+                try:
+                    return self._reserve_and_copy(instance, memory, arena, session, reserve, slots, call)
+                except Hung as hung:
+                    hung.keep(held)
+                    raise
         except KvblendError as error:
             if error.reason not in NOT_ERRORS:
                 raise
             return _same_for_all(tokens, chunk_tokens, store.CHUNK_OUTCOME_FAILED, NOT_ERRORS[error.reason])
         except SessionLost:
             return _same_for_all(tokens, chunk_tokens, store.CHUNK_OUTCOME_FAILED, common.REASON_SESSION_LOST)
+        except Hung:
+            return _same_for_all(tokens, chunk_tokens, store.CHUNK_OUTCOME_FAILED, common.REASON_COPY_FAILED)
 
     def _reserve_and_copy(
         self,
@@ -99,10 +110,16 @@ class Storer:
         position = common.StreamPosition()
         if copies:
             try:
+                passage("agent.gather")
                 written = _gather(instance, memory, arena, copies, slots, call)
+            except Hung:
+                # Quarantines the blocks: a lost session is called drained only when nothing copies in it any more.
+                self._link.distrust(session)
+                raise
             except BaseException:
                 self._abort(session, reservation)
                 raise
+            passage("agent.commit")
             position = self._commit(session, reservation, copies, written, call)
         reasons = {copy.grant.first_token: copy.reason for copy in copies}
         self._totals.add_store(sum(block.nbytes for copy in copies if copy.good for block in copy.blocks.values()))
@@ -114,7 +131,7 @@ class Storer:
         try:
             return self._ask_to_reserve(reserve, call)
         except KvblendError as error:
-            if error.reason in ("DEADLINE_EXCEEDED", "UNKNOWN_SESSION"):
+            if error.reason in UNCERTAIN:
                 # What the store may have reserved is known to nobody: only a new session frees it.
                 self._link.distrust(session)
             if error.reason != "UNKNOWN_MODEL_SPACE":
@@ -148,7 +165,7 @@ class Storer:
             answer: store.CommitResponse = self._link.client.call("Commit", request, call.at_least(SETTLE_SECONDS))
         except KvblendError as error:
             _log.warning("a commit was refused", detail=str(error))
-            if error.reason == "DEADLINE_EXCEEDED":
+            if error.reason in UNCERTAIN:
                 self._abort(session, reservation)
             _fail(copies, _COMMIT_REASONS.get(error.reason, common.REASON_COPY_FAILED))
             return common.StreamPosition()
@@ -241,6 +258,8 @@ def _gather(
         call.watch()
     except Stopped as stopped:
         _fail(copies, stopped.reason)
+    except Hung:
+        raise
     except Exception as error:
         _log.error("a copy failed", exc_info=error)
         _fail(copies, common.REASON_COPY_FAILED)

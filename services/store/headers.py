@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from services.common.arena_format import HEADER, PAGE, BlockState
+from services.common.failpoints import passage
 
 
 class HeaderTable:
@@ -76,11 +77,13 @@ class HeaderTable:
             ("session", np.void(session)),
         ):
             self._columns[column][header] = value
+        passage("header.reserved")
         self._state[header] = BlockState.RESERVED
         return header
 
     def free(self, header: int) -> None:
         """The generation goes first: whoever still reads the block learns that it is no longer theirs."""
         self._generation[header] += 1
+        passage("header.freed")
         self._state[header] = BlockState.FREE
         self._free.append(header)

@@ -269,18 +269,28 @@ class LeaseTable:
         holder = self._find(key)
         return holder is not None and holder.has(ref) and holder.busy[ref[0]] > 0
 
-    def end(self, key: HolderKey, ref: Ref) -> None:
-        """One copy has stopped; with the last one the lease ends. Unknown ones are ignored."""
-        holder = self._find(key)
-        if holder is not None and holder.has(ref) and holder.busy[ref[0]]:
-            self._end_copies(holder, ref[0], 1)
+    def end(self, key: HolderKey, ref: Ref, again: float | None = None) -> None:
+        """One copy has stopped; with the last one the lease ends. Unknown ones are ignored.
 
-    def _end_copies(self, holder: Holder, header: int, copies: int) -> None:
+        `again`: now, if it is to be HELD from now on instead, while its request goes on and the chunk is there.
+        """
+        holder = self._find(key)
+        if holder is None or not holder.has(ref) or not holder.busy[ref[0]]:
+            return
+        header = ref[0]
+        generation, chunk, size = holder.leases[header]
+        keep = again is not None and not holder.ended and chunk.resident
+        if again is not None and keep:
+            self.acquire(key, holder.tenant, Objects([chunk], [header], [generation], [size]), again)
+        self._end_copies(holder, header, 1, keep)
+
+    def _end_copies(self, holder: Holder, header: int, copies: int, keep: bool = False) -> None:
         holder.busy[header] -= copies
         holder.leases[header][1].protectors -= copies
         if not holder.busy[header]:
             del holder.busy[header]
-            self._drop(holder, header)
+            if not keep:
+                self._drop(holder, header)
         for _ in range(copies):
             self._copy_stopped(header)
 

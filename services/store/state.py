@@ -12,11 +12,13 @@ from typing import Protocol
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import object_pb2
 from services.common.arena_format import FLAG_IN_L2, FLAG_PINNED, BlockState
+from services.common.failpoints import passage
 from services.store.blocks import BlockPool, Writer
 from services.store.catalog import Catalog, Chunk
 from services.store.changes import STORE_OWNER, Added, Change, Removed
 from services.store.eviction import Policy
 from services.store.leases import HolderKey, LeaseTable, Objects, Ref
+from services.store.names import ANY
 from services.store.objects import ChunkKey, ObjectKey, info_of
 from services.store.stats import Stats
 
@@ -88,9 +90,9 @@ class StoreState:
         return self._outbox
 
     @property
-    def condemned_count(self) -> int:
-        """Blocks that left the catalog while they were copied."""
-        return len(self._condemned)
+    def condemned(self) -> frozenset[int]:
+        """Headers of the blocks that left the catalog while they were copied."""
+        return frozenset(self._condemned)
 
     # Room.
 
@@ -133,6 +135,7 @@ class StoreState:
         """The block's payload is whole: it becomes visible, and the chunk with its last object."""
         flags = (FLAG_PINNED if meta.pinned else 0) | (FLAG_IN_L2 if in_l2 else 0)
         self.pool.commit(header, meta, flags)
+        passage("commit.visible")
         first = self.catalog.get(key.chunk) is None
         chunk = self.adopt(key, header, meta)
         if first:
@@ -148,8 +151,7 @@ class StoreState:
     def adopt(self, key: ObjectKey, header: int, meta: object_pb2.ObjectMeta) -> Chunk:
         """A committed object enters the catalog. Raises ValueError if the catalog does not accept it."""
         chunk = self.catalog.add_object(key.chunk, info_of(meta), key.group, key.rank, header)
-        if meta.document:
-            chunk.documents.add(meta.document)
+        chunk.documents.update(meta.documents)
         self.policy.added(chunk, self.clock.now())
         if key.chunk.domain == pb.DOMAIN_BLENDED:
             self.blended_bytes += self.pool.headers.get(header, "capacity_bytes")
@@ -161,6 +163,7 @@ class StoreState:
         self.catalog.remove(chunk)
         self.policy.removed(chunk)
         self._expiring.discard(chunk)
+        passage("evict.chunk")
         for header in chunk.objects.values():
             self.unverified.discard(header)
             if chunk.key.domain == pb.DOMAIN_BLENDED:
@@ -210,10 +213,16 @@ class StoreState:
 
     def begin_copy(self, holder: HolderKey, ref: Ref) -> pb.Reason:
         """HELD -> BUSY; REASON_UNSPECIFIED: the copy may begin."""
+        passage("copy.begin")
         headers = self.pool.headers
         if headers.is_current(*ref) and headers.state(ref[0]) == BlockState.COMMITTED:
             return self.leases.begin(holder, ref)
         return self.leases.why_lost(holder, ref) or pb.REASON_STALE_GENERATION
+
+    def end_copy(self, holder: HolderKey, ref: Ref, keep: bool = False) -> None:
+        """A copy has stopped; `keep`: the lease is HELD again."""
+        passage("copy.end")
+        self.leases.end(holder, ref, self.clock.now() if keep else None)
 
     def report_corrupt(self, holder: HolderKey, ref: Ref) -> None:
         """Whoever copies an object found that its bytes are not what was committed: the chunk leaves."""
@@ -227,12 +236,20 @@ class StoreState:
 
     def keep(self, chunk: Chunk, document: str, pinned: bool, expires_at: float) -> None:
         """A text that is here is stored again under a name: the longer promise holds."""
-        if document:
-            chunk.documents.add(document)
+        if document and chunk.documents.isdisjoint((document, ANY)):
+            self._add_name(chunk, document)
         chunk.pinned = chunk.pinned or pinned
         longest = max(chunk.expires_at, expires_at)
         self.set_expiry(chunk, 0.0 if 0.0 in (chunk.expires_at, expires_at) else longest)
         self._write_flags(chunk)
+
+    def _add_name(self, chunk: Chunk, document: str) -> None:
+        for header in chunk.objects.values():
+            chunk.documents.add(self.pool.add_name(header, document))
+        if chunk.in_l2 and chunk.complete:
+            # L2 must know the name as well: it is written there again.
+            chunk.in_l2 = False
+            self._on_complete(chunk)
 
     def set_expiry(self, chunk: Chunk, expires_at: float) -> None:
         """Unix seconds; 0: never."""

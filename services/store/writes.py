@@ -13,10 +13,12 @@ from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import object_pb2, store_pb2
 from services.common.arena_format import BlockState
 from services.common.errors import KvblendError
+from services.common.failpoints import passage
 from services.common.identity import Chunk as ChainChunk
 from services.store.blocks import Writer
 from services.store.catalog import Chunk, in_scope
 from services.store.leases import Ref
+from services.store.names import MAX_NAMES
 from services.store.objects import ChunkInfo, ChunkKey, ObjectKey, info_of, meta_of
 from services.store.spaces import ResolvedSpace
 from services.store.state import StoreState
@@ -48,6 +50,8 @@ class _Item:
     meta: object_pb2.ObjectMeta
     generation: int
     cleared: bool = False
+    # Of others who offered the same text meanwhile, by document.
+    joined: dict[str, Promise] = field(default_factory=dict)
 
 
 @dataclass
@@ -73,15 +77,15 @@ class Writes:
         self.ttl = ttl
         self._open: dict[int, _Reservation] = {}
         self._quarantined: dict[int, _Quarantine] = {}
-        self._writing: dict[ObjectKey, _Reservation] = {}
+        self._writing: dict[ObjectKey, _Item] = {}
 
-    @property
-    def reserved_count(self) -> int:
-        return len(self._writing)
+    def reserved(self) -> list[int]:
+        """Headers of the blocks that agents may be writing, and may still commit."""
+        return [header for reservation in self._open.values() for header in reservation.items]
 
-    @property
-    def quarantined_count(self) -> int:
-        return sum(len(quarantine.headers) for quarantine in self._quarantined.values())
+    def quarantined(self) -> list[int]:
+        """Headers of the blocks that agents may be writing, in vain."""
+        return [header for quarantine in self._quarantined.values() for header in quarantine.headers]
 
     def reserve(
         self, session: bytes, space: ResolvedSpace, rank: pb.Rank, wishes: Sequence[Wish], promise: Promise
@@ -92,12 +96,16 @@ class Writes:
             reservation = _Reservation(secrets.randbits(63) | 1, session, state.clock.now() + self.ttl)
             # First, so that making room does not take the chain's own beginning.
             state.touch([chunk for wish in wishes if (chunk := state.catalog.get(wish.key))])
-            grants = []
+            grants: list[store_pb2.ChunkGrant] = []
             full = False
-            for wish in wishes:
-                grant = self._grant(reservation, space, rank, wish, promise, full)
-                full = full or grant.reason == pb.REASON_NO_SPACE
-                grants.append(grant)
+            try:
+                for wish in wishes:
+                    grant = self._grant(reservation, space, rank, wish, promise, full)
+                    full = full or grant.reason == pb.REASON_NO_SPACE
+                    grants.append(grant)
+            except BaseException:
+                self._free_rest(reservation)
+                raise
             if not reservation.items:
                 return 0, grants
             self._open[reservation.number] = reservation
@@ -128,6 +136,7 @@ class Writes:
             self._keep(wish, promise)
             grant.outcome = store_pb2.CHUNK_OUTCOME_PRESENT
         elif any(key in self._writing for key in missing):
+            self._join(missing, promise)
             grant.outcome, grant.reason = store_pb2.CHUNK_OUTCOME_BEING_WRITTEN, pb.REASON_BEING_WRITTEN
         elif full or not self._take_blocks(reservation, space, rank, wish, missing, promise):
             grant.reason = pb.REASON_NO_SPACE
@@ -162,9 +171,15 @@ class Writes:
         return [ObjectKey(wish.key, group, rank) for group in range(groups) if (group, rank) not in have]
 
     def _keep(self, wish: Wish, promise: Promise) -> None:
-        chunk = self._state.catalog.get(wish.key)
+        chunk = self._known(wish)
         if chunk is not None and promise.document:
             self._state.keep(chunk, promise.document, promise.pinned, promise.expires_at)
+
+    def _join(self, keys: Iterable[ObjectKey], promise: Promise) -> None:
+        """Whoever writes these objects now stores them under this name too. Who joins later must offer them again."""
+        for item in [self._writing[key] for key in keys if key in self._writing]:
+            if promise.document and len(item.joined) < MAX_NAMES:
+                item.joined[promise.document] = promise
 
     def _take_blocks(
         self,
@@ -177,6 +192,7 @@ class Writes:
     ) -> bool:
         """A block for each object, or none at all."""
         state = self._state
+        passage("reserve.chunk")
         taken: list[int] = []
         for key in missing:
             payload = space.shape.payload_bytes(key.group, wish.chunk.tokens)
@@ -190,8 +206,8 @@ class Writes:
                     state.pool.free(other)
                 return False
             taken.append(header)
-            reservation.items[header] = _Item(key, meta, state.pool.headers.generation(header))
-            self._writing[key] = reservation
+            item = _Item(key, meta, state.pool.headers.generation(header))
+            reservation.items[header] = self._writing[key] = item
         return True
 
     def _forget_item(self, item: _Item) -> None:
@@ -211,8 +227,10 @@ class Writes:
             if reservation is not None and reservation.session == session:
                 if reservation.deadline > state.clock.now():
                     del self._open[number]
-                    reasons = [self._commit_one(reservation, ref, checksum) for ref, checksum in written]
-                    self._free_rest(reservation)
+                    try:
+                        reasons = [self._commit_one(reservation, ref, checksum) for ref, checksum in written]
+                    finally:
+                        self._free_rest(reservation)
                     return reasons, state.outbox.position()
                 self._quarantine(reservation)
             if not self._release_quarantine(session, number):
@@ -226,15 +244,27 @@ class Writes:
             return pb.REASON_STALE_GENERATION
         if item.cleared:
             return pb.REASON_CLEARED
+        return self._make_visible(reservation, header, item, checksum)
+
+    def _make_visible(self, reservation: _Reservation, header: int, item: _Item, checksum: int) -> pb.Reason:
         item.meta.checksum = checksum
         info = info_of(item.meta)
         if not self._state.catalog.accepts(item.key.chunk, info, item.key.group, item.key.rank):
             chunk = self._state.catalog.get(item.key.chunk)
-            # The same object has come from L2 meanwhile, or the chunk was computed elsewhere.
-            return pb.REASON_UNSPECIFIED if chunk and chunk.info.fits(info) else pb.REASON_SUPERSEDED
-        del reservation.items[header]
-        self._forget_item(item)
-        self._state.commit_object(item.key, header, item.meta)
+            if chunk is None or not chunk.info.fits(info):
+                # Computed elsewhere meanwhile.
+                return pb.REASON_SUPERSEDED
+            # The same object has come from L2 meanwhile.
+            for document in item.meta.documents:
+                self._state.keep(chunk, document, item.meta.pinned, item.meta.expires_at)
+        else:
+            try:
+                chunk = self._state.commit_object(item.key, header, item.meta)
+            finally:
+                if self._state.catalog.of_header(header) is not None:
+                    self._forget_item(reservation.items.pop(header))
+        for promise in item.joined.values():
+            self._state.keep(chunk, promise.document, promise.pinned, promise.expires_at)
         return pb.REASON_UNSPECIFIED
 
     def _free_rest(self, reservation: _Reservation) -> None:
@@ -267,6 +297,7 @@ class Writes:
         del self._open[reservation.number]
         for header, item in reservation.items.items():
             self._forget_item(item)
+            passage("quarantine.state")
             self._state.pool.headers.set_state(header, BlockState.QUARANTINED)
         self._quarantined[reservation.number] = _Quarantine(reservation.session, list(reservation.items))
 
@@ -300,4 +331,4 @@ class Writes:
             for reservation in self._open.values():
                 for item in reservation.items.values():
                     meta = item.meta
-                    item.cleared |= in_scope(scope, meta.space_id, meta.tenant, [meta.document])
+                    item.cleared |= in_scope(scope, meta.space_id, meta.tenant, [*meta.documents, *item.joined])

@@ -135,10 +135,10 @@ def test_ending_during_a_retrieve_stops_it_and_ends_its_copies(stored: Rig) -> N
 def test_kept_leases_end_with_the_request(stored: Rig) -> None:
     stored.lookup(TEXT)
     stored.retrieve(OTHER, keep_leases=True)
-    assert not stored.fake.named("EndCopy")
+    (ended,) = stored.fake.named("EndCopy")
+    assert (len(ended.objects), ended.keep) == (3, True)
     stored.end()
-    stored.wait_for(lambda: len(stored.fake.named("EndCopy")) == 1)
-    assert len(stored.fake.named("EndCopy")[0].objects) == 3
+    stored.wait_for(lambda: len(stored.fake.named("EndRequest")) == 1)
 
 
 def test_a_segment_is_dropped_until_the_rope_is_proven(rig: Rig) -> None:

@@ -31,11 +31,11 @@ OTHER_SESSION = bytes(range(16, 32))
 
 
 def model_space(
-    *, parallel: int = 1, groups: int = 1, epoch: int = 0, style: int = pb.ROPE_STYLE_NEOX
+    *, parallel: int = 1, groups: int = 1, layers: int = 1, epoch: int = 0, style: int = pb.ROPE_STYLE_NEOX
 ) -> pb.ModelSpace:
-    """A model whose object of 16 tokens has 1 KiB of KV."""
+    """A model whose object of 16 tokens has 1 KiB of KV for each layer."""
     rope = pb.Rope(style=style, rotary_size=8, inv_freq=np.linspace(1, 0.1, 4).tobytes())
-    group = pb.LayerGroup(attention=pb.ATTENTION_KIND_FULL, layers=1, kv_heads=parallel, head_size=8, rope=rope)
+    group = pb.LayerGroup(attention=pb.ATTENTION_KIND_FULL, layers=layers, kv_heads=parallel, head_size=8, rope=rope)
     return pb.ModelSpace(
         weights_fingerprint=hashlib.sha256(b"weights").digest(),
         kv_dtype=pb.DTYPE_FLOAT32,
