@@ -20,6 +20,11 @@ class Writer:
     reservation: int
 
 
+def block_bytes(payload_bytes: int, meta_bytes: int) -> int:
+    """What a block takes of the arena."""
+    return page_round(meta_offset(payload_bytes) + meta_bytes)
+
+
 class BlockPool:
     """Allocates, commits and frees blocks; not thread-safe."""
 
@@ -37,7 +42,7 @@ class BlockPool:
         return self._allocator.capacity_bytes
 
     def fits_ever(self, payload_bytes: int, meta_bytes: int) -> bool:
-        return page_round(meta_offset(payload_bytes) + meta_bytes) <= self._arena.slab_bytes
+        return block_bytes(payload_bytes, meta_bytes) <= self._arena.slab_bytes
 
     def reserve(self, payload_bytes: int, meta_bytes: int, writer: Writer) -> int | None:
         """Header of a new RESERVED block, or None if there is no room now."""

@@ -177,7 +177,7 @@ class L2:
             for key, meta in chunk.objects.items():
                 if not state.catalog.accepts(key.chunk, info_of(meta), key.group, key.rank):
                     continue
-                header = state.make_block(meta.payload_bytes, meta.ByteSize(), _OWN_WRITER)
+                header = state.make_block(meta.payload_bytes, meta.ByteSize(), _OWN_WRITER, meta.tenant)
                 if header is None:
                     for other in blocks.values():
                         state.pool.free(other)

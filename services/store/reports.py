@@ -43,6 +43,7 @@ def stats_of(parts: Parts, latencies: Sequence[pb.LatencySummary]) -> store_pb2.
             checksum_failures=counts.get("checksum_failures"),
             latencies=latencies,
             position=state.outbox.position(),
+            tenants=state.usage.report(),
         )
 
 
@@ -51,14 +52,13 @@ def _spaces(parts: Parts) -> list[store_pb2.SpaceUsage]:
     chunks: dict[bytes, list[Chunk]] = {}
     for chunk in parts.state.catalog:
         chunks.setdefault(chunk.key.space_id, []).append(chunk)
-    sizes = parts.state.pool.headers
     return [
         store_pb2.SpaceUsage(
             space_id=space_id,
             display_name=parts.spaces.display_name(some[0].info.model_space_id),
             tenant=some[0].info.tenant,
             chunks=sum(chunk.complete for chunk in some),
-            bytes=sum(sizes.get(header, "capacity_bytes") for chunk in some for header in chunk.objects.values()),
+            bytes=sum(chunk.size for chunk in some),
         )
         for space_id, some in sorted(chunks.items())
     ]

@@ -12,13 +12,14 @@ from typing import Protocol
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import object_pb2
 from services.common.arena_format import FLAG_IN_L2, FLAG_PINNED, BlockState
-from services.store.blocks import BlockPool, Writer
+from services.store.blocks import BlockPool, Writer, block_bytes
 from services.store.catalog import Catalog, Chunk
 from services.store.changes import STORE_OWNER, Added, Change, Removed
-from services.store.eviction import Policy
+from services.store.eviction import FairShares
 from services.store.leases import HolderKey, LeaseTable, Ref
 from services.store.objects import ChunkKey, ObjectKey, info_of
 from services.store.stats import Stats
+from services.store.usage import Usage
 
 
 class Outbox(Protocol):
@@ -50,7 +51,8 @@ class StoreState:
         self,
         pool: BlockPool,
         catalog: Catalog,
-        policy: Policy,
+        policy: FairShares,
+        usage: Usage,
         clock: Clock,
         *,
         lease_ttl: float,
@@ -63,14 +65,13 @@ class StoreState:
         self.pool = pool
         self.catalog = catalog
         self.policy = policy
+        self.usage = usage
         self.clock = clock
         self.stats = Stats()
         self.leases = LeaseTable(lease_ttl, session_cap, tenant_cap, self._copies_stopped)
         self.l2_id = l2_id
         # Headers whose bytes nobody has verified since a crash.
         self.unverified: set[int] = set()
-        # What BLENDED chunks hold.
-        self.blended_bytes = 0
         self._condemned: set[int] = set()
         self._expiring: set[Chunk] = set()
         self._outbox: Outbox | None = None
@@ -94,18 +95,35 @@ class StoreState:
 
     # Room.
 
-    def make_block(self, payload_bytes: int, meta_bytes: int, writer: Writer) -> int | None:
-        """Header of a RESERVED block; evicts for it, and revokes HELD leases as the last resort."""
-        if not self.pool.fits_ever(payload_bytes, meta_bytes):
+    def make_block(self, payload_bytes: int, meta_bytes: int, writer: Writer, tenant: str) -> int | None:
+        """Header of a RESERVED block; evicts for it, and revokes HELD leases as the last resort.
+
+        A tenant at its quota loses chunks of its own first.
+        """
+        size = block_bytes(payload_bytes, meta_bytes)
+        if not self.pool.fits_ever(payload_bytes, meta_bytes) or not self._fit_quota(tenant, size):
             return None
         header = self.pool.reserve(payload_bytes, meta_bytes, writer)
         for chunk, reason in self._leaving():
             if header is not None:
                 break
-            self.stats.add("evicted_chunks")
-            self.remove(chunk, reason)
+            self._evict(chunk, reason)
             header = self.pool.reserve(payload_bytes, meta_bytes, writer)
         return header
+
+    def _evict(self, chunk: Chunk, reason: pb.Reason = pb.REASON_EVICTED) -> None:
+        self.stats.add("evicted_chunks")
+        self.remove(chunk, reason)
+
+    def _fit_quota(self, tenant: str, size: int) -> bool:
+        if self.usage.over_quota(tenant, size) <= 0:
+            return True
+        for chunk in self.policy.victims_of(tenant, self.clock.now()):
+            if not chunk.protectors:
+                self._evict(chunk)
+                if self.usage.over_quota(tenant, size) <= 0:
+                    return True
+        return False
 
     def _leaving(self) -> Iterator[tuple[Chunk, pb.Reason]]:
         """Chunks that may go, in order. The caller removes each before it asks for the next."""
@@ -122,21 +140,24 @@ class StoreState:
             return
         for chunk in self.policy.victims(self.clock.now()):
             if not chunk.protectors:
-                self.stats.add("evicted_chunks")
-                self.remove(chunk, pb.REASON_EVICTED)
+                self._evict(chunk)
                 if self.pool.used_bytes <= used_bytes:
                     return
+        # Pins, leases and what is being written: nothing is wrong, but there is no room in reserve.
+        self.stats.add("watermark_missed")
 
     # Chunks.
 
     def commit_object(self, key: ObjectKey, header: int, meta: object_pb2.ObjectMeta, in_l2: bool = False) -> Chunk:
         """The block's payload is whole: it becomes visible, and the chunk with its last object."""
-        flags = (FLAG_PINNED if meta.pinned else 0) | (FLAG_IN_L2 if in_l2 else 0)
+        pinned = meta.pinned and self.usage.may_pin(meta.tenant, self.pool.headers.get(header, "capacity_bytes"))
+        flags = (FLAG_PINNED if pinned else 0) | (FLAG_IN_L2 if in_l2 else 0)
         self.pool.commit(header, meta, flags)
         first = self.catalog.get(key.chunk) is None
         chunk = self.adopt(key, header, meta)
         if first:
-            chunk.pinned = meta.pinned
+            if pinned:
+                self.usage.pin(chunk)
             self.set_expiry(chunk, meta.expires_at)
         chunk.in_l2 = chunk.in_l2 or in_l2
         if chunk.complete:
@@ -147,24 +168,24 @@ class StoreState:
 
     def adopt(self, key: ObjectKey, header: int, meta: object_pb2.ObjectMeta) -> Chunk:
         """A committed object enters the catalog. Raises ValueError if the catalog does not accept it."""
+        first = self.catalog.get(key.chunk) is None
         chunk = self.catalog.add_object(key.chunk, info_of(meta), key.group, key.rank, header)
+        self.usage.hold(chunk, self.pool.headers.get(header, "capacity_bytes"))
         if meta.document:
             chunk.documents.add(meta.document)
-        self.policy.added(chunk, self.clock.now())
-        if key.chunk.domain == pb.DOMAIN_BLENDED:
-            self.blended_bytes += self.pool.headers.get(header, "capacity_bytes")
+        if first:
+            self.policy.added(chunk, self.clock.now())
         return chunk
 
     def remove(self, chunk: Chunk, reason: pb.Reason) -> None:
         """The chunk leaves the catalog. Its blocks are freed, those being copied when their copies stop."""
         self.stats.add("revoked_leases", self.leases.revoke(chunk, reason))
         self.catalog.remove(chunk)
+        self.usage.release(chunk)
         self.policy.removed(chunk)
         self._expiring.discard(chunk)
         for header in chunk.objects.values():
             self.unverified.discard(header)
-            if chunk.key.domain == pb.DOMAIN_BLENDED:
-                self.blended_bytes -= self.pool.headers.get(header, "capacity_bytes")
             if self.leases.is_copied(header):
                 self.pool.headers.set_state(header, BlockState.CONDEMNED)
                 self._condemned.add(header)
@@ -184,10 +205,8 @@ class StoreState:
         return chunk if chunk is not None and chunk.usable(self.clock.wall()) else None
 
     def touch(self, chunks: Iterable[Chunk]) -> None:
-        """Used now; of a chain the last first, so that its head stays longest."""
-        now = self.clock.now()
-        for chunk in reversed(list(chunks)):
-            self.policy.touched(chunk, now)
+        """One request reuses them; in the order of its tokens."""
+        self.policy.used(list(chunks), self.clock.now())
 
     def lease(self, holder: HolderKey, chunk: Chunk) -> bool:
         """HELD leases on the rank's objects of a usable chunk; False: a cap forbids it."""
@@ -217,7 +236,8 @@ class StoreState:
         """A text that is here is stored again under a name: the longer promise holds."""
         if document:
             chunk.documents.add(document)
-        chunk.pinned = chunk.pinned or pinned
+        if pinned:
+            self.usage.pin(chunk)
         longest = max(chunk.expires_at, expires_at)
         self.set_expiry(chunk, 0.0 if 0.0 in (chunk.expires_at, expires_at) else longest)
         self._write_flags(chunk)
