@@ -25,6 +25,7 @@ from cli.report.pieces import build_pieces, sources_of_lookup, visible
 from cli.report.reasons import WORDS, bare_name
 from cli.report.terminal import Summary, render
 from kvblend.prompt import PromptBuilder
+from kvblend.results import Segments
 from kvblend.v1 import agent_pb2
 from kvblend.v1 import common_pb2 as pb
 from services.common.errors import reason_of
@@ -225,7 +226,8 @@ def _lookup(peer: Peer, instance_id: str, tokens: Sequence[int]) -> Explained:
     finally:
         _end(peer, instance_id, request_id)
     segments = [
-        SegmentPlace(item.query_position, item.stored_position, item.length, item.document) for item in answer.segments
+        SegmentPlace(item.query_position, item.stored_position, item.length, item.document)
+        for item in Segments(answer.segments)
     ]
     shortfalls = [
         Shortfall(bare_name(pb.Reason.Name(item.reason)), item.tokens, item.detail) for item in answer.shortfalls

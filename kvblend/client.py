@@ -20,7 +20,7 @@ from kvblend.results import (
     Result,
     RetrieveResult,
     ScoreResult,
-    Segment,
+    Segments,
     Shortfall,
     StoredChunk,
     StoreResult,
@@ -399,16 +399,7 @@ def _lookup_result(answer: agent_pb2.LookupAnswer) -> LookupResult:
         done=answer.state == agent_pb2.LOOKUP_STATE_DONE,
         prefix_tokens=answer.prefix_tokens,
         blended_tokens=answer.blended_tokens,
-        segments=tuple(
-            Segment(
-                query_position=s.query_position,
-                stored_position=s.stored_position,
-                length=s.length,
-                document=s.document,
-                context_class=pb.ContextClass.Name(s.context_class).removeprefix("CONTEXT_CLASS_"),
-            )
-            for s in answer.segments
-        ),
+        segments=Segments(answer.segments),
         shortfalls=tuple(Shortfall(reason_name(s.reason), s.tokens, s.detail) for s in answer.shortfalls),
         l1_chunks=answer.l1_chunks,
         l2_chunks=answer.l2_chunks,

@@ -1,6 +1,11 @@
 """What the client's verbs answer. Every result has `ok` and `reason`; none of them is ever an exception."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import overload
+
+import numpy as np
 
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import store_pb2
@@ -38,6 +43,44 @@ class Segment:
     context_class: str = ""
 
 
+class Segments(Sequence[Segment]):
+    """The segments of an answer, made when they are looked at: there may be hundreds."""
+
+    def __init__(self, columns: pb.SegmentColumns) -> None:
+        self._columns = columns
+        self._lengths = np.frombuffer(columns.lengths, "<u4")
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    @overload
+    def __getitem__(self, index: int) -> Segment: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Segment, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Segment | tuple[Segment, ...]:
+        return self._made[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._made == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self._made)
+
+    def __repr__(self) -> str:
+        return repr(self._made)
+
+    @cached_property
+    def _made(self) -> tuple[Segment, ...]:
+        columns = self._columns
+        numbers = (columns.query_positions, columns.stored_positions, columns.lengths, columns.document_indexes)
+        positions, stored, lengths, documents = (np.frombuffer(column, "<u4").tolist() for column in numbers)
+        names = [columns.documents[index] for index in documents]
+        classes = [pb.ContextClass.Name(value).removeprefix("CONTEXT_CLASS_") for value in columns.context_classes]
+        return tuple(map(Segment, positions, stored, lengths, names, classes))
+
+
 @dataclass(frozen=True)
 class Shortfall:
     """Tokens that are not reused, and why."""
@@ -57,7 +100,7 @@ class LookupResult(Result):
     prefix_tokens: int = 0
     # Of prefix_tokens, the trailing ones that depend on reused segments.
     blended_tokens: int = 0
-    segments: tuple[Segment, ...] = ()
+    segments: Sequence[Segment] = ()
     shortfalls: tuple[Shortfall, ...] = ()
     l1_chunks: int = 0
     l2_chunks: int = 0

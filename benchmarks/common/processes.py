@@ -20,7 +20,7 @@ def cores() -> list[int]:
     return sorted(os.sched_getaffinity(0))
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "LMCACHE_LOG_LEVEL": "CRITICAL", "PYTHONWARNINGS": "ignore"}
 
 
@@ -32,7 +32,7 @@ class Piped:
         with errors.open("w") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT,
-                env=_environment(),
+                env=environment(),
             )  # fmt: skip
         self.pid = self._process.pid
 

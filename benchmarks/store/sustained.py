@@ -122,8 +122,9 @@ def _ask(
     exact = found.prefix_tokens - found.blended_tokens
     covered = np.zeros(len(prompt), bool)
     covered[exact : found.prefix_tokens] = True
-    for segment in found.segments:
-        covered[segment.query_position : segment.query_position + segment.length] = True
+    columns = found.segments
+    for start, length in zip(_u32(columns.query_positions), _u32(columns.lengths), strict=True):
+        covered[start : start + length] = True
     shares = np.add.reduceat(covered, np.arange(0, len(prompt), _CHUNK)).astype("<u4")
     written, _ = agent.store(
         request_id,
@@ -136,6 +137,10 @@ def _ask(
     )
     agent.end(request_id)
     return (exact + int(covered.sum())) / len(prompt), written
+
+
+def _u32(column: bytes) -> Tokens:
+    return np.frombuffer(column, "<u4")
 
 
 def targets(_section: dict[str, Any]) -> list[Target]:

@@ -269,11 +269,11 @@ class LookupAnswer(_message.Message):
     request: _common_pb2.RequestKey
     prefix_tokens: int
     blended_tokens: int
-    segments: _containers.RepeatedCompositeFieldContainer[_common_pb2.Segment]
+    segments: _common_pb2.SegmentColumns
     shortfalls: _containers.RepeatedCompositeFieldContainer[_common_pb2.Shortfall]
     l1_chunks: int
     l2_chunks: int
-    def __init__(self, state: _Optional[_Union[LookupState, str]] = ..., request: _Optional[_Union[_common_pb2.RequestKey, _Mapping]] = ..., prefix_tokens: _Optional[int] = ..., blended_tokens: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[_common_pb2.Segment, _Mapping]]] = ..., shortfalls: _Optional[_Iterable[_Union[_common_pb2.Shortfall, _Mapping]]] = ..., l1_chunks: _Optional[int] = ..., l2_chunks: _Optional[int] = ...) -> None: ...
+    def __init__(self, state: _Optional[_Union[LookupState, str]] = ..., request: _Optional[_Union[_common_pb2.RequestKey, _Mapping]] = ..., prefix_tokens: _Optional[int] = ..., blended_tokens: _Optional[int] = ..., segments: _Optional[_Union[_common_pb2.SegmentColumns, _Mapping]] = ..., shortfalls: _Optional[_Iterable[_Union[_common_pb2.Shortfall, _Mapping]]] = ..., l1_chunks: _Optional[int] = ..., l2_chunks: _Optional[int] = ...) -> None: ...
 
 class AgentServiceLookupResponse(_message.Message):
     __slots__ = ("answer",)

@@ -266,27 +266,31 @@ class RequestKey(_message.Message):
     attempt: int
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
 
-class Segment(_message.Message):
-    __slots__ = ("query_position", "stored_position", "length", "domain", "context_class", "document", "chain_hashes", "chunk_lengths", "skip_tokens")
-    QUERY_POSITION_FIELD_NUMBER: _ClassVar[int]
-    STORED_POSITION_FIELD_NUMBER: _ClassVar[int]
-    LENGTH_FIELD_NUMBER: _ClassVar[int]
-    DOMAIN_FIELD_NUMBER: _ClassVar[int]
-    CONTEXT_CLASS_FIELD_NUMBER: _ClassVar[int]
-    DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+class SegmentColumns(_message.Message):
+    __slots__ = ("query_positions", "stored_positions", "lengths", "skip_tokens", "domains", "context_classes", "document_indexes", "documents", "chunk_counts", "chain_hashes", "chunk_lengths")
+    QUERY_POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    STORED_POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    SKIP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DOMAINS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_CLASSES_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_INDEXES_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_COUNTS_FIELD_NUMBER: _ClassVar[int]
     CHAIN_HASHES_FIELD_NUMBER: _ClassVar[int]
     CHUNK_LENGTHS_FIELD_NUMBER: _ClassVar[int]
-    SKIP_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    query_position: int
-    stored_position: int
-    length: int
-    domain: Domain
-    context_class: ContextClass
-    document: str
+    query_positions: bytes
+    stored_positions: bytes
+    lengths: bytes
+    skip_tokens: bytes
+    domains: bytes
+    context_classes: bytes
+    document_indexes: bytes
+    documents: _containers.RepeatedScalarFieldContainer[str]
+    chunk_counts: bytes
     chain_hashes: bytes
     chunk_lengths: bytes
-    skip_tokens: int
-    def __init__(self, query_position: _Optional[int] = ..., stored_position: _Optional[int] = ..., length: _Optional[int] = ..., domain: _Optional[_Union[Domain, str]] = ..., context_class: _Optional[_Union[ContextClass, str]] = ..., document: _Optional[str] = ..., chain_hashes: _Optional[bytes] = ..., chunk_lengths: _Optional[bytes] = ..., skip_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, query_positions: _Optional[bytes] = ..., stored_positions: _Optional[bytes] = ..., lengths: _Optional[bytes] = ..., skip_tokens: _Optional[bytes] = ..., domains: _Optional[bytes] = ..., context_classes: _Optional[bytes] = ..., document_indexes: _Optional[bytes] = ..., documents: _Optional[_Iterable[str]] = ..., chunk_counts: _Optional[bytes] = ..., chain_hashes: _Optional[bytes] = ..., chunk_lengths: _Optional[bytes] = ...) -> None: ...
 
 class StreamPosition(_message.Message):
     __slots__ = ("store", "epoch", "sequence")

@@ -144,40 +144,14 @@ class MatchResponse(_message.Message):
     SCANNED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     VERIFIED_FIELD_NUMBER: _ClassVar[int]
-    segments: SegmentColumns
+    segments: _common_pb2.SegmentColumns
     shortfalls: _containers.RepeatedCompositeFieldContainer[_common_pb2.Shortfall]
     log_position: int
     log_age_ms: int
     scanned_tokens: int
     candidates: int
     verified: int
-    def __init__(self, segments: _Optional[_Union[SegmentColumns, _Mapping]] = ..., shortfalls: _Optional[_Iterable[_Union[_common_pb2.Shortfall, _Mapping]]] = ..., log_position: _Optional[int] = ..., log_age_ms: _Optional[int] = ..., scanned_tokens: _Optional[int] = ..., candidates: _Optional[int] = ..., verified: _Optional[int] = ...) -> None: ...
-
-class SegmentColumns(_message.Message):
-    __slots__ = ("query_positions", "stored_positions", "lengths", "skip_tokens", "domains", "context_classes", "document_indexes", "documents", "chunk_counts", "chain_hashes", "chunk_lengths")
-    QUERY_POSITIONS_FIELD_NUMBER: _ClassVar[int]
-    STORED_POSITIONS_FIELD_NUMBER: _ClassVar[int]
-    LENGTHS_FIELD_NUMBER: _ClassVar[int]
-    SKIP_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    DOMAINS_FIELD_NUMBER: _ClassVar[int]
-    CONTEXT_CLASSES_FIELD_NUMBER: _ClassVar[int]
-    DOCUMENT_INDEXES_FIELD_NUMBER: _ClassVar[int]
-    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
-    CHUNK_COUNTS_FIELD_NUMBER: _ClassVar[int]
-    CHAIN_HASHES_FIELD_NUMBER: _ClassVar[int]
-    CHUNK_LENGTHS_FIELD_NUMBER: _ClassVar[int]
-    query_positions: bytes
-    stored_positions: bytes
-    lengths: bytes
-    skip_tokens: bytes
-    domains: bytes
-    context_classes: bytes
-    document_indexes: bytes
-    documents: _containers.RepeatedScalarFieldContainer[str]
-    chunk_counts: bytes
-    chain_hashes: bytes
-    chunk_lengths: bytes
-    def __init__(self, query_positions: _Optional[bytes] = ..., stored_positions: _Optional[bytes] = ..., lengths: _Optional[bytes] = ..., skip_tokens: _Optional[bytes] = ..., domains: _Optional[bytes] = ..., context_classes: _Optional[bytes] = ..., document_indexes: _Optional[bytes] = ..., documents: _Optional[_Iterable[str]] = ..., chunk_counts: _Optional[bytes] = ..., chain_hashes: _Optional[bytes] = ..., chunk_lengths: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, segments: _Optional[_Union[_common_pb2.SegmentColumns, _Mapping]] = ..., shortfalls: _Optional[_Iterable[_Union[_common_pb2.Shortfall, _Mapping]]] = ..., log_position: _Optional[int] = ..., log_age_ms: _Optional[int] = ..., scanned_tokens: _Optional[int] = ..., candidates: _Optional[int] = ..., verified: _Optional[int] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
     __slots__ = ("space_id", "tokens", "chain_hashes", "chunk_tokens", "context_classes")

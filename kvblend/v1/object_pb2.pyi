@@ -1,13 +1,14 @@
 from kvblend.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ObjectMeta(_message.Message):
-    __slots__ = ("format_version", "space_id", "model_space_id", "tenant", "domain", "chain_hash", "previous_hash", "group", "rank", "tokens", "chunk_tokens", "stored_position", "context_class", "document", "payload_bytes", "checksum", "groups", "ranks", "matchable", "expires_at", "pinned", "write_id", "parts", "duplicate")
+    __slots__ = ("format_version", "space_id", "model_space_id", "tenant", "domain", "chain_hash", "previous_hash", "group", "rank", "tokens", "chunk_tokens", "stored_position", "context_class", "documents", "payload_bytes", "checksum", "groups", "ranks", "matchable", "expires_at", "pinned", "write_id", "parts", "duplicate")
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     SPACE_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_SPACE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -21,7 +22,7 @@ class ObjectMeta(_message.Message):
     CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STORED_POSITION_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_CLASS_FIELD_NUMBER: _ClassVar[int]
-    DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
@@ -45,7 +46,7 @@ class ObjectMeta(_message.Message):
     chunk_tokens: int
     stored_position: int
     context_class: _common_pb2.ContextClass
-    document: str
+    documents: _containers.RepeatedScalarFieldContainer[str]
     payload_bytes: int
     checksum: int
     groups: int
@@ -56,4 +57,4 @@ class ObjectMeta(_message.Message):
     write_id: str
     parts: int
     duplicate: bool
-    def __init__(self, format_version: _Optional[int] = ..., space_id: _Optional[bytes] = ..., model_space_id: _Optional[bytes] = ..., tenant: _Optional[str] = ..., domain: _Optional[_Union[_common_pb2.Domain, str]] = ..., chain_hash: _Optional[bytes] = ..., previous_hash: _Optional[bytes] = ..., group: _Optional[int] = ..., rank: _Optional[_Union[_common_pb2.Rank, _Mapping]] = ..., tokens: _Optional[bytes] = ..., chunk_tokens: _Optional[int] = ..., stored_position: _Optional[int] = ..., context_class: _Optional[_Union[_common_pb2.ContextClass, str]] = ..., document: _Optional[str] = ..., payload_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., groups: _Optional[int] = ..., ranks: _Optional[int] = ..., matchable: bool = ..., expires_at: _Optional[float] = ..., pinned: bool = ..., write_id: _Optional[str] = ..., parts: _Optional[int] = ..., duplicate: bool = ...) -> None: ...
+    def __init__(self, format_version: _Optional[int] = ..., space_id: _Optional[bytes] = ..., model_space_id: _Optional[bytes] = ..., tenant: _Optional[str] = ..., domain: _Optional[_Union[_common_pb2.Domain, str]] = ..., chain_hash: _Optional[bytes] = ..., previous_hash: _Optional[bytes] = ..., group: _Optional[int] = ..., rank: _Optional[_Union[_common_pb2.Rank, _Mapping]] = ..., tokens: _Optional[bytes] = ..., chunk_tokens: _Optional[int] = ..., stored_position: _Optional[int] = ..., context_class: _Optional[_Union[_common_pb2.ContextClass, str]] = ..., documents: _Optional[_Iterable[str]] = ..., payload_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., groups: _Optional[int] = ..., ranks: _Optional[int] = ..., matchable: bool = ..., expires_at: _Optional[float] = ..., pinned: bool = ..., write_id: _Optional[str] = ..., parts: _Optional[int] = ..., duplicate: bool = ...) -> None: ...

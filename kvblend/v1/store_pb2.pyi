@@ -134,27 +134,37 @@ class LookupResponse(_message.Message):
     __slots__ = ("objects", "summary")
     OBJECTS_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
-    objects: _containers.RepeatedCompositeFieldContainer[LeasedObject]
+    objects: ObjectColumns
     summary: LookupSummary
-    def __init__(self, objects: _Optional[_Iterable[_Union[LeasedObject, _Mapping]]] = ..., summary: _Optional[_Union[LookupSummary, _Mapping]] = ...) -> None: ...
+    def __init__(self, objects: _Optional[_Union[ObjectColumns, _Mapping]] = ..., summary: _Optional[_Union[LookupSummary, _Mapping]] = ...) -> None: ...
 
-class LeasedObject(_message.Message):
-    __slots__ = ("place", "chain_hash", "domain", "tokens", "stored_position", "checksum", "verify")
-    PLACE_FIELD_NUMBER: _ClassVar[int]
-    CHAIN_HASH_FIELD_NUMBER: _ClassVar[int]
-    DOMAIN_FIELD_NUMBER: _ClassVar[int]
+class ObjectColumns(_message.Message):
+    __slots__ = ("headers", "generations", "slabs", "offsets", "payload_bytes", "groups", "chain_hashes", "domains", "tokens", "stored_positions", "checksums", "verify")
+    HEADERS_FIELD_NUMBER: _ClassVar[int]
+    GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    SLABS_FIELD_NUMBER: _ClassVar[int]
+    OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_HASHES_FIELD_NUMBER: _ClassVar[int]
+    DOMAINS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
-    STORED_POSITION_FIELD_NUMBER: _ClassVar[int]
-    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    STORED_POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     VERIFY_FIELD_NUMBER: _ClassVar[int]
-    place: ObjectPlace
-    chain_hash: bytes
-    domain: _common_pb2.Domain
-    tokens: int
-    stored_position: int
-    checksum: int
-    verify: bool
-    def __init__(self, place: _Optional[_Union[ObjectPlace, _Mapping]] = ..., chain_hash: _Optional[bytes] = ..., domain: _Optional[_Union[_common_pb2.Domain, str]] = ..., tokens: _Optional[int] = ..., stored_position: _Optional[int] = ..., checksum: _Optional[int] = ..., verify: bool = ...) -> None: ...
+    headers: bytes
+    generations: bytes
+    slabs: bytes
+    offsets: bytes
+    payload_bytes: bytes
+    groups: bytes
+    chain_hashes: bytes
+    domains: bytes
+    tokens: bytes
+    stored_positions: bytes
+    checksums: bytes
+    verify: bytes
+    def __init__(self, headers: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., slabs: _Optional[bytes] = ..., offsets: _Optional[bytes] = ..., payload_bytes: _Optional[bytes] = ..., groups: _Optional[bytes] = ..., chain_hashes: _Optional[bytes] = ..., domains: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., stored_positions: _Optional[bytes] = ..., checksums: _Optional[bytes] = ..., verify: _Optional[bytes] = ...) -> None: ...
 
 class LookupSummary(_message.Message):
     __slots__ = ("prefix_tokens", "blended_tokens", "prefix_hashes", "prefix_lengths", "segments", "shortfalls", "epoch", "l1_chunks", "l2_chunks")
@@ -171,12 +181,12 @@ class LookupSummary(_message.Message):
     blended_tokens: int
     prefix_hashes: bytes
     prefix_lengths: bytes
-    segments: _containers.RepeatedCompositeFieldContainer[_common_pb2.Segment]
+    segments: _common_pb2.SegmentColumns
     shortfalls: _containers.RepeatedCompositeFieldContainer[_common_pb2.Shortfall]
     epoch: int
     l1_chunks: int
     l2_chunks: int
-    def __init__(self, prefix_tokens: _Optional[int] = ..., blended_tokens: _Optional[int] = ..., prefix_hashes: _Optional[bytes] = ..., prefix_lengths: _Optional[bytes] = ..., segments: _Optional[_Iterable[_Union[_common_pb2.Segment, _Mapping]]] = ..., shortfalls: _Optional[_Iterable[_Union[_common_pb2.Shortfall, _Mapping]]] = ..., epoch: _Optional[int] = ..., l1_chunks: _Optional[int] = ..., l2_chunks: _Optional[int] = ...) -> None: ...
+    def __init__(self, prefix_tokens: _Optional[int] = ..., blended_tokens: _Optional[int] = ..., prefix_hashes: _Optional[bytes] = ..., prefix_lengths: _Optional[bytes] = ..., segments: _Optional[_Union[_common_pb2.SegmentColumns, _Mapping]] = ..., shortfalls: _Optional[_Iterable[_Union[_common_pb2.Shortfall, _Mapping]]] = ..., epoch: _Optional[int] = ..., l1_chunks: _Optional[int] = ..., l2_chunks: _Optional[int] = ...) -> None: ...
 
 class ObjectRef(_message.Message):
     __slots__ = ("header", "generation")
@@ -207,18 +217,20 @@ class BeginCopyResponse(_message.Message):
     def __init__(self, reasons: _Optional[_Iterable[_Union[_common_pb2.Reason, str]]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class EndCopyRequest(_message.Message):
-    __slots__ = ("session_id", "request", "rank", "objects", "corrupt")
+    __slots__ = ("session_id", "request", "rank", "objects", "corrupt", "keep")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     OBJECTS_FIELD_NUMBER: _ClassVar[int]
     CORRUPT_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     request: _common_pb2.RequestKey
     rank: _common_pb2.Rank
     objects: _containers.RepeatedCompositeFieldContainer[ObjectRef]
     corrupt: _containers.RepeatedCompositeFieldContainer[ObjectRef]
-    def __init__(self, session_id: _Optional[bytes] = ..., request: _Optional[_Union[_common_pb2.RequestKey, _Mapping]] = ..., rank: _Optional[_Union[_common_pb2.Rank, _Mapping]] = ..., objects: _Optional[_Iterable[_Union[ObjectRef, _Mapping]]] = ..., corrupt: _Optional[_Iterable[_Union[ObjectRef, _Mapping]]] = ...) -> None: ...
+    keep: bool
+    def __init__(self, session_id: _Optional[bytes] = ..., request: _Optional[_Union[_common_pb2.RequestKey, _Mapping]] = ..., rank: _Optional[_Union[_common_pb2.Rank, _Mapping]] = ..., objects: _Optional[_Iterable[_Union[ObjectRef, _Mapping]]] = ..., corrupt: _Optional[_Iterable[_Union[ObjectRef, _Mapping]]] = ..., keep: bool = ...) -> None: ...
 
 class EndCopyResponse(_message.Message):
     __slots__ = ()
@@ -423,7 +435,7 @@ class GetStoreStatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStoreStatsResponse(_message.Message):
-    __slots__ = ("spaces", "tiers", "held_leases", "busy_leases", "reserved_objects", "quarantined_objects", "lookups", "requested_tokens", "prefix_hit_tokens", "segment_hit_tokens", "evicted_chunks", "stored_chunks", "outbox_events", "checksum_failures", "latencies", "position", "tenants")
+    __slots__ = ("spaces", "tiers", "held_leases", "busy_leases", "reserved_objects", "quarantined_objects", "lookups", "requested_tokens", "prefix_hit_tokens", "segment_hit_tokens", "evicted_chunks", "stored_chunks", "outbox_events", "checksum_failures", "latencies", "position", "reserved_bytes", "quarantined_bytes", "tenants")
     SPACES_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
     HELD_LEASES_FIELD_NUMBER: _ClassVar[int]
@@ -440,6 +452,8 @@ class GetStoreStatsResponse(_message.Message):
     CHECKSUM_FAILURES_FIELD_NUMBER: _ClassVar[int]
     LATENCIES_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_BYTES_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     spaces: _containers.RepeatedCompositeFieldContainer[SpaceUsage]
     tiers: _containers.RepeatedCompositeFieldContainer[TierUsage]
@@ -457,8 +471,10 @@ class GetStoreStatsResponse(_message.Message):
     checksum_failures: int
     latencies: _containers.RepeatedCompositeFieldContainer[_common_pb2.LatencySummary]
     position: _common_pb2.StreamPosition
+    reserved_bytes: int
+    quarantined_bytes: int
     tenants: _containers.RepeatedCompositeFieldContainer[TenantUsage]
-    def __init__(self, spaces: _Optional[_Iterable[_Union[SpaceUsage, _Mapping]]] = ..., tiers: _Optional[_Iterable[_Union[TierUsage, _Mapping]]] = ..., held_leases: _Optional[int] = ..., busy_leases: _Optional[int] = ..., reserved_objects: _Optional[int] = ..., quarantined_objects: _Optional[int] = ..., lookups: _Optional[int] = ..., requested_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., segment_hit_tokens: _Optional[int] = ..., evicted_chunks: _Optional[int] = ..., stored_chunks: _Optional[int] = ..., outbox_events: _Optional[int] = ..., checksum_failures: _Optional[int] = ..., latencies: _Optional[_Iterable[_Union[_common_pb2.LatencySummary, _Mapping]]] = ..., position: _Optional[_Union[_common_pb2.StreamPosition, _Mapping]] = ..., tenants: _Optional[_Iterable[_Union[TenantUsage, _Mapping]]] = ...) -> None: ...
+    def __init__(self, spaces: _Optional[_Iterable[_Union[SpaceUsage, _Mapping]]] = ..., tiers: _Optional[_Iterable[_Union[TierUsage, _Mapping]]] = ..., held_leases: _Optional[int] = ..., busy_leases: _Optional[int] = ..., reserved_objects: _Optional[int] = ..., quarantined_objects: _Optional[int] = ..., lookups: _Optional[int] = ..., requested_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., segment_hit_tokens: _Optional[int] = ..., evicted_chunks: _Optional[int] = ..., stored_chunks: _Optional[int] = ..., outbox_events: _Optional[int] = ..., checksum_failures: _Optional[int] = ..., latencies: _Optional[_Iterable[_Union[_common_pb2.LatencySummary, _Mapping]]] = ..., position: _Optional[_Union[_common_pb2.StreamPosition, _Mapping]] = ..., reserved_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., tenants: _Optional[_Iterable[_Union[TenantUsage, _Mapping]]] = ...) -> None: ...
 
 class TenantUsage(_message.Message):
     __slots__ = ("tenant", "bytes", "reserved_bytes", "pinned_bytes", "quota_bytes")

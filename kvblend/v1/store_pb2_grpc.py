@@ -147,7 +147,7 @@ class StoreServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def EndCopy(self, request, context):
-        """The copy has truly stopped; the leases are released.
+        """The copy has truly stopped; the leases are released, or go back to HELD.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

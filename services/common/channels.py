@@ -19,6 +19,8 @@ CLIENT_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # A stream of answers is read by the thread that asks for the next, not through another one.
+    ("SingleThreadedUnaryStream", 1),
     # When a connection ends, a name is asked for new addresses this soon again: replicas come and go.
     ("grpc.dns_min_time_between_resolutions_ms", 5_000),
 ]

@@ -4,8 +4,8 @@ Golden vectors in tests/golden/identity.json hold these values for every release
 """
 
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from blake3 import blake3
@@ -135,8 +135,7 @@ def space_id_of(root: bytes) -> bytes:
     return root[:SPACE_ID_BYTES]
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
     """One chunk of a chain: tokens [first, first + tokens) of the text it was cut from."""
 
     first: int
@@ -178,17 +177,22 @@ def chain_chunks(
 ) -> list[Chunk]:
     """Chunks of a text, the last one perhaps partial; chain hashes begin from `start` (32 bytes)."""
     validate_spans(spans, len(tokens))
-    data = memoryview(np.ascontiguousarray(tokens, dtype="<u4").tobytes())
-    chunks = []
+    return list(cut_chain(start, tokens, chunk_tokens, spans))
+
+
+def cut_chain(
+    start: bytes, tokens: TokenArray, chunk_tokens: int, spans: Sequence[pb.OpaqueSpan] = ()
+) -> Iterator[Chunk]:
+    """As `chain_chunks`, one chunk after the other; the spans are valid."""
+    data = np.ascontiguousarray(tokens, dtype="<u4").view(np.uint8).data
     previous = start
     for first in range(0, len(tokens), chunk_tokens):
         count = min(chunk_tokens, len(tokens) - first)
         extra = _extra(spans, first, count) if spans else b""
         head = previous + struct.pack("<I", count)
         chain_hash = blake3(head + data[4 * first : 4 * (first + count)] + extra).digest()
-        chunks.append(Chunk(first, count, chain_hash, previous, bool(extra)))
+        yield Chunk(first, count, chain_hash, previous, bool(extra))
         previous = chain_hash
-    return chunks
 
 
 def context_hash(root: bytes, tokens: TokenArray, chunk_tokens: int, spans: Sequence[pb.OpaqueSpan] = ()) -> bytes:

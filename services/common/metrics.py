@@ -1,7 +1,10 @@
 """Prometheus metrics of a process, and recent latencies for `kvblend status`."""
 
 import threading
+import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
@@ -43,6 +46,14 @@ class Latencies:
         with self._lock:
             self._recent.setdefault(name, deque(maxlen=_RECENT)).append(seconds)
             self._counts[name] = self._counts.get(name, 0) + 1
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(name, time.perf_counter() - start)
 
     def summaries(self) -> list[pb.LatencySummary]:
         with self._lock:

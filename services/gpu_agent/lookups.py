@@ -4,16 +4,18 @@ import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 
 import grpc
 
 from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
 from kvblend.v1 import store_pb2 as store
+from services.common.columns import u32s
 from services.common.errors import KvblendError
 from services.common.logs import get_logger
 from services.gpu_agent.instances import Instance
-from services.gpu_agent.plan import ChunkUse, Ref, chunk_uses, ref_of
+from services.gpu_agent.plan import NOTHING, Plan, Ref, refs_of
 from services.gpu_agent.ranges import Range
 from services.gpu_agent.requests import LookupJob
 from services.gpu_agent.sessions import StoreLink, StoreSession
@@ -54,14 +56,17 @@ class Lookups:
         self._ending = ThreadPoolExecutor(4, thread_name_prefix="release")
 
     def start_or_join(
-        self, key: Key, instance: Instance, request: pb.AgentServiceLookupRequest, tokens: int, timeout: float
+        self, key: Key, instance: Instance, request: pb.AgentServiceLookupRequest, prompt: bytes, timeout: float
     ) -> LookupJob:
         """The job of this request and these tokens; `timeout` seconds are the store's if it starts now.
+
+        `request` is without its tokens, which are `prompt`. A caller that waits for the answer asks the store itself,
+        if nothing stands in the way: it is done, then, when this returns.
 
         Raises:
             KvblendError: SUPERSEDED if a newer attempt has been seen.
         """
-        job = LookupJob(instance, request, tokens)
+        job = LookupJob(instance, request, prompt)
         deadline = time.monotonic() + timeout
         with self._lock:
             old = self._jobs.get(key)
@@ -75,7 +80,11 @@ class Lookups:
             for surplus in self._oldest_beyond_limit(key):
                 self._end(surplus)
             before = self._settling.get(key)
-        self._running.submit(self._run, key, job, request, before, deadline)
+        question = _Question(key, job, request, prompt, deadline)
+        if request.no_wait or before is not None:
+            self._running.submit(self._run, question, before)
+        else:
+            self._run(question, None)
         return job
 
     def _oldest_beyond_limit(self, key: Key) -> list[Key]:
@@ -96,27 +105,24 @@ class Lookups:
         with self._lock:
             return [job for key, job in self._jobs.items() if key[1] == instance_id]
 
-    def _run(
-        self,
-        key: Key,
-        job: LookupJob,
-        request: pb.AgentServiceLookupRequest,
-        before: "Future[None] | None",
-        deadline: float,
-    ) -> None:
-        objects: list[store.LeasedObject] = []
+    def _run(self, question: "_Question", before: "Future[None] | None") -> None:
+        key, job = question.key, question.job
+        leased: list[store.ObjectColumns] = []
+        unused: list[Ref] | None = None
         try:
             if before is not None:
-                wait([before], max(0.0, deadline - time.monotonic()))
-            job.finish(*self._answer(job, request, deadline, objects))
+                wait([before], max(0.0, question.deadline - time.monotonic()))
+            answer, plan = self._answer(question, leased)
+            job.finish(answer, plan)
+            unused = plan.unused()
         except KvblendError as error:
             self._forget(key, job, error)
         except Exception as error:
             _log.error("lookup failed", exc_info=error)
             self._forget(key, job, KvblendError("INTERNAL", f"unexpected {type(error).__name__} in a lookup"))
         finally:
-            used = {ref for use in job.uses for ref in use.refs()}
-            self._release(job, [ref for item in objects if (ref := ref_of(item.place)) not in used])
+            # Without an answer nothing of it is used.
+            self._release(job, [ref for part in leased for ref in refs_of(part)] if unused is None else unused)
             job.stopped()
 
     def _forget(self, key: Key, job: LookupJob, error: KvblendError) -> None:
@@ -125,26 +131,21 @@ class Lookups:
                 del self._jobs[key]
         job.fail(error)
 
-    def _answer(
-        self,
-        job: LookupJob,
-        request: pb.AgentServiceLookupRequest,
-        deadline: float,
-        objects: list[store.LeasedObject],
-    ) -> tuple[pb.LookupAnswer, list[ChunkUse]]:
+    def _answer(self, question: "_Question", leased: list[store.ObjectColumns]) -> tuple[pb.LookupAnswer, Plan]:
+        job = question.job
         try:
-            summary = self._ask(job, request, deadline, objects)
+            summary = self._ask(question, leased)
         except KvblendError as error:
             if error.reason not in NOT_ERRORS:
                 raise
             nothing = common.Shortfall(reason=NOT_ERRORS[error.reason], tokens=job.tokens, detail=error.message)
-            return pb.LookupAnswer(shortfalls=[nothing]), []
+            return pb.LookupAnswer(shortfalls=[nothing]), NOTHING
         shortfalls = list(summary.shortfalls)
-        if summary.segments and not job.instance.moves_segments:
-            dropped = sum(segment.length for segment in summary.segments)
+        if summary.segments.lengths and not job.instance.moves_segments:
+            dropped = int(u32s(summary.segments.lengths).sum())
             shortfalls.append(common.Shortfall(reason=common.REASON_ROPE_NOT_REGISTERED, tokens=dropped))
-            del summary.segments[:]
-        uses = chunk_uses(summary, objects, len(job.instance.layout.groups), job.tokens)
+            summary.ClearField("segments")
+        plan = Plan(summary, leased, len(job.instance.layout.groups), job.tokens)
         answer = pb.LookupAnswer(
             prefix_tokens=summary.prefix_tokens,
             blended_tokens=summary.blended_tokens,
@@ -153,39 +154,40 @@ class Lookups:
             l1_chunks=summary.l1_chunks,
             l2_chunks=summary.l2_chunks,
         )
-        return answer, uses
+        return answer, plan
 
-    def _ask(
-        self,
-        job: LookupJob,
-        request: pb.AgentServiceLookupRequest,
-        deadline: float,
-        objects: list[store.LeasedObject],
-    ) -> store.LookupSummary:
-        """The store's summary; what it leases is added to `objects`. Raises KvblendError."""
+    def _ask(self, question: "_Question", leased: list[store.ObjectColumns]) -> store.LookupSummary:
+        """The store's summary; what it leases is added to `leased`. Raises KvblendError."""
+        job, deadline = question.job, question.deadline
         session = job.session = self._link.session()
-        forwarded = _store_request(job, session, request)
+        forwarded = _store_request(question, session)
         try:
-            return self._follow(job, forwarded, deadline, objects)
+            return self._follow(job, forwarded, deadline, leased)
         except KvblendError as error:
             if error.reason == "UNKNOWN_SESSION":
                 self._link.distrust(session)
             if error.reason != "UNKNOWN_MODEL_SPACE":
                 raise
         self._link.register_again()
-        return self._follow(job, forwarded, deadline, objects)
+        return self._follow(job, forwarded, deadline, leased)
 
     def _follow(
-        self, job: LookupJob, request: store.LookupRequest, deadline: float, objects: list[store.LeasedObject]
+        self, job: LookupJob, request: store.LookupRequest, deadline: float, leased: list[store.ObjectColumns]
     ) -> store.LookupSummary:
         left = deadline - time.monotonic()
         if left <= 0:
             raise KvblendError("DEADLINE_EXCEEDED", "no time was left to ask the store")
-        stream = self._link.client.lookup(request, left)
+        with self._link.client.latencies.timed("store.Lookup"):
+            return self._receive(job, request, left, leased)
+
+    def _receive(
+        self, job: LookupJob, request: store.LookupRequest, timeout: float, leased: list[store.ObjectColumns]
+    ) -> store.LookupSummary:
+        stream = self._link.client.lookup(request, timeout)
         job.attach(stream.cancel)
         try:
             for response in stream:
-                objects.extend(response.objects)
+                leased.append(response.objects)
                 if response.HasField("summary"):
                     summary: store.LookupSummary = response.summary
                     return summary
@@ -194,30 +196,25 @@ class Lookups:
         raise KvblendError("STORE_UNAVAILABLE", "the store ended its answer without a summary")
 
     def _release(self, job: LookupJob, refs: list[Ref]) -> int:
-        """Ends the leases of these objects, also of those kept BUSY. How many there were."""
+        """Ends the leases of these objects. How many there were."""
         session = job.session
         if session is None or session.lost or not refs:
             return 0
-        kept = job.take_kept(refs)
-        self.end_copies(job, session, kept)
-        held = [ref for ref in refs if ref not in kept]
         request = store.ReleaseLeasesRequest(
-            session_id=session.session_id, request=job.store_key, rank=job.instance.rank, objects=object_refs(held)
+            session_id=session.session_id, request=job.store_key, rank=job.instance.rank, objects=object_refs(refs)
         )
-        if not held:
-            return len(kept)
         try:
             answer: store.ReleaseLeasesResponse = self._link.client.call("ReleaseLeases", request, _RELEASE_SECONDS)
         except KvblendError as error:
             # They are HELD: the store's TTL ends what this call could not.
             _log.warning("leases were not released", detail=str(error))
-            return len(kept)
-        return len(kept) + answer.released
+            return 0
+        return answer.released
 
     def end_copies(
-        self, job: LookupJob, session: StoreSession, refs: Iterable[Ref], corrupt: Iterable[Ref] = ()
+        self, job: LookupJob, session: StoreSession, refs: Iterable[Ref], corrupt: Iterable[Ref], *, keep: bool
     ) -> None:
-        """Tells the store that copies out of these objects have stopped."""
+        """Tells the store that copies out of these objects have stopped. `keep`: they will be copied again."""
         objects = object_refs(refs)
         if objects:
             request = store.EndCopyRequest(
@@ -226,6 +223,7 @@ class Lookups:
                 rank=job.instance.rank,
                 objects=objects,
                 corrupt=object_refs(corrupt),
+                keep=keep,
             )
             self._link.settle("EndCopy", request, session)
 
@@ -262,7 +260,6 @@ class Lookups:
         session = job.session
         if session is None or session.lost:
             return
-        self.end_copies(job, session, job.take_kept())
         request = store.EndRequestRequest(session_id=session.session_id, request_id=job.store_key.request_id)
         try:
             self._link.client.call("EndRequest", request, _RELEASE_SECONDS)
@@ -282,13 +279,25 @@ def object_refs(refs: Iterable[Ref]) -> list[store.ObjectRef]:
     return [store.ObjectRef(header=header, generation=generation) for header, generation in sorted(refs)]
 
 
-def _store_request(job: LookupJob, session: StoreSession, request: pb.AgentServiceLookupRequest) -> store.LookupRequest:
+@dataclass(frozen=True)
+class _Question:
+    """One lookup on its way. `request` is without its tokens, which are `prompt`; `deadline` on the monotonic clock."""
+
+    key: Key
+    job: LookupJob
+    request: pb.AgentServiceLookupRequest
+    prompt: bytes
+    deadline: float
+
+
+def _store_request(question: _Question, session: StoreSession) -> store.LookupRequest:
+    job, request = question.job, question.request
     return store.LookupRequest(
         session_id=session.session_id,
         request=job.store_key,
         rank=job.instance.rank,
         space=request.space,
-        tokens=request.tokens,
+        tokens=question.prompt,
         opaque_spans=request.opaque_spans,
         want_segments=request.want_segments,
         accept_blended=request.accept_blended,

@@ -1,15 +1,17 @@
 """From a lookup's answer to the stored chunks behind it: which tokens of which object go where."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from kvblend.v1 import common_pb2 as common
 from kvblend.v1 import store_pb2 as store
+from services.common.columns import Numbers, hashes, u32s
 from services.common.errors import KvblendError
 from services.common.identity import HASH_BYTES
-from services.common.tokens import decode_tokens
 from services.gpu_agent.layouts import GroupShape
 
 # (header, generation): one object while it is what it was.
@@ -18,6 +20,18 @@ Ref = tuple[int, int]
 
 def ref_of(place: store.ObjectPlace) -> Ref:
     return place.header, place.generation
+
+
+class LeasedObject(NamedTuple):
+    """One object that the store has leased. `verify`: compare it with its checksum while copying."""
+
+    place: store.ObjectPlace
+    domain: common.Domain
+    chain_hash: bytes
+    tokens: int
+    stored_position: int
+    checksum: int
+    verify: bool
 
 
 @dataclass(frozen=True)
@@ -31,7 +45,7 @@ class ChunkUse:
     stored_position: int
     skip: int
     length: int
-    objects: tuple[store.LeasedObject | None, ...]
+    objects: tuple[LeasedObject | None, ...]
 
     @property
     def end(self) -> int:
@@ -56,38 +70,113 @@ class ChunkUse:
         return common.REASON_UNSPECIFIED
 
 
-def chunk_uses(
-    summary: store.LookupSummary, objects: Iterable[store.LeasedObject], groups: int, tokens: int
-) -> list[ChunkUse]:
-    """Every chunk of the answer, the prefix's first.
+class Plan:
+    """An answer's chunks and the objects leased for it. What only a copy needs is made when one asks for it."""
 
-    Raises:
-        KvblendError: INTERNAL if the summary contradicts itself or leaves the prompt.
-    """
-    index = {(item.domain, item.chain_hash, item.place.group): item for item in objects}
-    uses = []
+    def __init__(
+        self, summary: store.LookupSummary, leased: Sequence[store.ObjectColumns], groups: int, tokens: int
+    ) -> None:
+        """`groups`: layer groups of the model; `tokens` of the prompt.
+
+        Raises:
+            KvblendError: INTERNAL if the summary contradicts itself or leaves the prompt.
+        """
+        self._summary = summary
+        self._leased = leased
+        self._groups = groups
+        try:
+            self.chunks = _check(summary, tokens)
+        except KvblendError as error:
+            raise KvblendError("INTERNAL", f"the store's answer: {error.message}") from error
+
+    @cached_property
+    def uses(self) -> list[ChunkUse]:
+        """Every chunk of the answer, the prefix's first."""
+        index = {
+            (item.domain, item.chain_hash, item.place.group): item for part in self._leased for item in objects_of(part)
+        }
+        return [
+            ChunkUse(*place, tuple(index.get((domain, chain_hash, group)) for group in range(self._groups)))
+            for domain, chain_hash, place in (*_prefix(self._summary), *_segments(self._summary.segments))
+        ]
+
+    def unused(self) -> list[Ref]:
+        """What was leased and does not serve the answer."""
+        refs = [ref for part in self._leased for ref in refs_of(part)]
+        if len(refs) == self.chunks * self._groups:
+            # An object for each: looking at every one is not worth its time.
+            return []
+        used = {ref for use in self.uses for ref in use.refs()}
+        return [ref for ref in refs if ref not in used]
+
+
+def _check(summary: store.LookupSummary, tokens: int) -> int:
+    """How many chunks the answer has. Raises KvblendError."""
+    segments = summary.segments
+    ends = u32s(segments.query_positions) + u32s(segments.lengths)
+    counts, stored, skips = u32s(segments.chunk_counts), u32s(segments.stored_positions), u32s(segments.skip_tokens)
+    if not len(ends) == len(counts) == len(stored) == len(skips) == len(segments.domains):
+        raise KvblendError("INTERNAL", "its segments' columns have different lengths")
+    prefix, of_segments = u32s(summary.prefix_lengths), u32s(segments.chunk_lengths)
+    fits = counts.sum() == len(of_segments) and prefix.sum() == summary.prefix_tokens
+    if not fits or (np.diff(_running_sum(of_segments)[_running_sum(counts)]) != u32s(segments.lengths)).any():
+        raise KvblendError("INTERNAL", "it lists other chunks than it sums up")
+    names = len(summary.prefix_hashes), len(segments.chain_hashes)
+    if names != (HASH_BYTES * len(prefix), HASH_BYTES * len(of_segments)):
+        raise KvblendError("INTERNAL", "it lists other chunks than it names")
+    if summary.prefix_tokens > tokens or (ends > tokens).any():
+        raise KvblendError("INTERNAL", "it leaves the prompt")
+    return len(prefix) + len(of_segments)
+
+
+def _running_sum(values: Numbers) -> Numbers:
+    """[n] -> [n + 1], from 0."""
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(values)))
+
+
+# Domain, chain hash, and (query position, stored position, skip, length).
+_Place = tuple[int, bytes, tuple[int, int, int, int]]
+
+
+def _prefix(summary: store.LookupSummary) -> Iterator[_Place]:
     exact = summary.prefix_tokens - summary.blended_tokens
     position = 0
-    for chain_hash, length in _chunks(summary.prefix_hashes, summary.prefix_lengths, summary.prefix_tokens):
+    for chain_hash, length in zip(hashes(summary.prefix_hashes), u32s(summary.prefix_lengths).tolist(), strict=True):
         domain = common.DOMAIN_EXACT if position + length <= exact else common.DOMAIN_BLENDED
-        found = tuple(index.get((domain, chain_hash, group)) for group in range(groups))
-        uses.append(ChunkUse(position, position, 0, length, found))
+        yield domain, chain_hash, (position, position, 0, length)
         position += length
-    for segment in summary.segments:
-        position, skip = 0, segment.skip_tokens
-        for chain_hash, length in _chunks(segment.chain_hashes, segment.chunk_lengths, segment.length):
-            found = tuple(index.get((segment.domain, chain_hash, group)) for group in range(groups))
-            query, stored = segment.query_position + position, segment.stored_position + position
-            uses.append(ChunkUse(query, stored, skip, length, found))
-            position, skip = position + length, 0
-    if any(use.end > tokens for use in uses):
-        raise KvblendError("INTERNAL", "the store's answer leaves the prompt")
-    return uses
 
 
-def _chunks(hashes: bytes, lengths: bytes, total: int) -> Iterator[tuple[bytes, int]]:
-    counts = decode_tokens(lengths, field="chunk lengths", allow_empty=True)
-    if len(hashes) != len(counts) * HASH_BYTES or int(np.sum(counts, dtype=np.int64)) != total:
-        raise KvblendError("INTERNAL", "the store's answer lists other chunks than it sums up")
-    for number, count in enumerate(counts.tolist()):
-        yield hashes[number * HASH_BYTES : (number + 1) * HASH_BYTES], count
+def _segments(segments: common.SegmentColumns) -> Iterator[_Place]:
+    chunks = zip(hashes(segments.chain_hashes), u32s(segments.chunk_lengths).tolist(), strict=True)
+    columns = (segments.query_positions, segments.stored_positions, segments.skip_tokens, segments.chunk_counts)
+    for domain, query, stored, skip, count in zip(
+        segments.domains, *(u32s(column).tolist() for column in columns), strict=True
+    ):
+        inside = 0
+        for number in range(count):
+            chain_hash, length = next(chunks)
+            yield domain, chain_hash, (query + inside, stored + inside, skip if number == 0 else 0, length)
+            inside += length
+
+
+def refs_of(columns: store.ObjectColumns) -> list[Ref]:
+    headers, generations = np.frombuffer(columns.headers, "<u4"), np.frombuffer(columns.generations, "<u8")
+    return list(zip(headers.tolist(), generations.tolist(), strict=True))
+
+
+def objects_of(columns: store.ObjectColumns) -> list[LeasedObject]:
+    """Raises ValueError if the columns do not fit each other."""
+    small = (columns.headers, columns.slabs, columns.groups, columns.tokens, columns.stored_positions)
+    headers, slabs, groups, tokens, positions = (np.frombuffer(column, "<u4").tolist() for column in small)
+    large = (columns.generations, columns.offsets, columns.payload_bytes, columns.checksums)
+    generations, offsets, sizes, checksums = (np.frombuffer(column, "<u8").tolist() for column in large)
+    fields = ("header", "generation", "slab", "offset", "payload_bytes", "group")
+    values = zip(headers, generations, slabs, offsets, sizes, groups, strict=True)
+    places = [store.ObjectPlace(**dict(zip(fields, place, strict=True))) for place in values]
+    names, verify = hashes(columns.chain_hashes), map(bool, columns.verify)
+    facts = zip(places, columns.domains, names, tokens, positions, checksums, verify, strict=True)
+    return list(map(LeasedObject._make, facts))
+
+
+NOTHING = Plan(store.LookupSummary(), [], 0, 0)

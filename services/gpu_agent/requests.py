@@ -8,14 +8,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from blake3 import blake3
 
 from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
 from services.common.errors import KvblendError
+from services.common.tokens import TOKEN_BYTES
 from services.gpu_agent.devices.base import Stopped
 from services.gpu_agent.instances import Instance
-from services.gpu_agent.plan import ChunkUse, Ref
-from services.gpu_agent.ranges import Range, mask_of
+from services.gpu_agent.plan import NOTHING, ChunkUse, Plan, Ref
+from services.gpu_agent.ranges import Mask, Range, mask_of
 from services.gpu_agent.sessions import StoreSession
 
 _MAX_STORE_ID_BYTES = 128
@@ -32,17 +34,18 @@ def store_request_id(instance_id: str, request_id: str) -> str:
 class LookupJob:
     """Immutable once done: whoever asks for this (request, attempt) reads the same answer."""
 
-    def __init__(self, instance: Instance, request: pb.AgentServiceLookupRequest, tokens: int) -> None:
+    def __init__(self, instance: Instance, request: pb.AgentServiceLookupRequest, prompt: bytes) -> None:
+        """`request` is without its tokens, which are `prompt`: nobody copies them twice."""
         self.instance = instance
         self.attempt = request.request.attempt
-        self.tokens = tokens
-        self.fingerprint = _fingerprint(request)
+        self.tokens = len(prompt) // TOKEN_BYTES
+        self.fingerprint = _fingerprint(request, prompt)
         self.store_key = common.RequestKey(
             request_id=store_request_id(instance.instance_id, request.request.request_id), attempt=self.attempt
         )
         self.started = time.monotonic()
         self.session: StoreSession | None = None
-        self.uses: list[ChunkUse] = []
+        self._plan = NOTHING
         # Retrieves of one request follow each other.
         self.retrieving = threading.Lock()
         self._key = request.request
@@ -53,10 +56,13 @@ class LookupJob:
         self._ended = False
         self._running = True
         self._copies = 0
-        # Objects that stay BUSY between two retrieves with keep_leases.
-        self._kept: set[Ref] = set()
         self._released: set[Ref] = set()
-        self._released_tokens = np.zeros(tokens, np.bool_)
+        self._released_tokens: Mask = np.zeros(self.tokens, np.bool_)
+
+    @property
+    def uses(self) -> list[ChunkUse]:
+        """The chunks of the answer; none before it is there."""
+        return self._plan.uses
 
     def attach(self, cancel: Callable[[], Any]) -> None:
         """`cancel` ends the running call to the store."""
@@ -66,11 +72,11 @@ class LookupJob:
         if ended:
             cancel()
 
-    def finish(self, answer: pb.LookupAnswer, uses: list[ChunkUse]) -> None:
+    def finish(self, answer: pb.LookupAnswer, plan: Plan) -> None:
         answer.state = pb.LOOKUP_STATE_DONE
         answer.request.CopyFrom(self._key)
         with self._changed:
-            self._answer, self.uses, self._cancel = answer, uses, None
+            self._answer, self._plan, self._cancel = answer, plan, None
             self._changed.notify_all()
 
     def fail(self, error: KvblendError) -> None:
@@ -130,24 +136,10 @@ class LookupJob:
         with self._changed:
             self._changed.wait_for(lambda: not self._copies and not self._running, timeout)
 
-    def keep(self, refs: Iterable[Ref]) -> set[Ref]:
-        """Lets these BUSY objects stay so. Those that were not kept already."""
-        with self._changed:
-            new = set(refs) - self._kept
-            self._kept |= new
-            return new
-
-    def take_kept(self, refs: Iterable[Ref] | None = None) -> set[Ref]:
-        """Those of `refs` (None: of all) that were kept BUSY; the caller ends their copies."""
-        with self._changed:
-            taken = self._kept & set(refs) if refs is not None else set(self._kept)
-            self._kept -= taken
-            return taken
-
     def copied(self, refs: Iterable[Ref]) -> None:
-        """The leases of these objects ended with their copies; those kept BUSY go on."""
+        """The leases of these objects ended with their copies."""
         with self._changed:
-            self._released |= set(refs) - self._kept
+            self._released |= set(refs)
 
     def is_released(self, use: ChunkUse) -> bool:
         with self._changed:
@@ -168,16 +160,19 @@ class LookupJob:
     def oldest_lease(self) -> float | None:
         """When its leases began, by the monotonic clock; None: it holds none."""
         with self._changed:
+            if not self._released:
+                return self.started if self._plan.chunks else None
             held = any(not self._released.issuperset(use.refs()) for use in self.uses)
         return self.started if held else None
 
 
-def _fingerprint(request: pb.AgentServiceLookupRequest) -> bytes:
+def _fingerprint(request: pb.AgentServiceLookupRequest, prompt: bytes) -> bytes:
     """What makes it another lookup under the same id: everything but how long to wait for it."""
     same = pb.AgentServiceLookupRequest()
     same.CopyFrom(request)
     same.ClearField("no_wait")
-    return hashlib.blake2b(same.SerializeToString(deterministic=True), digest_size=16).digest()
+    question = same.SerializeToString(deterministic=True)
+    return blake3(len(question).to_bytes(4, "little") + question).update(prompt).digest(16)
 
 
 class Ticket:

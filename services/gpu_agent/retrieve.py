@@ -9,17 +9,19 @@ from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
 from kvblend.v1 import store_pb2 as store
 from services.common.errors import KvblendError
+from services.common.failpoints import passage
 from services.common.logs import get_logger
 from services.gpu_agent.arena import Arena
 from services.gpu_agent.call import Call
 from services.gpu_agent.devices.base import Bytes, Device, KvMemory, Piece, Stopped
 from services.gpu_agent.instances import Instance
 from services.gpu_agent.lookups import NOT_ERRORS, Lookups, object_refs
-from services.gpu_agent.plan import ChunkUse, Ref, ref_of
+from services.gpu_agent.plan import ChunkUse, LeasedObject, Ref, ref_of
 from services.gpu_agent.ranges import Mask, Range, mask_of, parse_ranges, ranges_of
 from services.gpu_agent.requests import LookupJob
 from services.gpu_agent.sessions import SETTLE_SECONDS, SessionLost, StoreLink, StoreSession
 from services.gpu_agent.slots import Slots, SlotTable
+from services.gpu_agent.store_client import UNCERTAIN
 from services.gpu_agent.totals import Totals
 
 _log = get_logger("retrieve")
@@ -116,10 +118,12 @@ class Retriever:
             begun = self._begin(work, session, call)
             corrupt: set[Ref] = set()
             try:
+                passage("agent.scatter")
                 blocks = _blocks(arena, work, corrupt)
                 _scatter(work, memory, blocks, call)
                 for part in work.good():
                     part.reason = _staleness(arena, part.use)
+                passage("agent.end")
             finally:
                 self._end(work, session, begun, corrupt)
 
@@ -137,7 +141,7 @@ class Retriever:
                 "BeginCopy", request, call.at_least(SETTLE_SECONDS)
             )
         except KvblendError as error:
-            if error.reason in ("DEADLINE_EXCEEDED", "UNKNOWN_SESSION"):
+            if error.reason in UNCERTAIN:
                 # The store may have made them BUSY, or has lost the session: only a new one is certain.
                 self._link.distrust(session)
             raise
@@ -150,10 +154,9 @@ class Retriever:
         return {ref for ref, reason in reasons.items() if reason == _GOOD}
 
     def _end(self, work: _Work, session: StoreSession, begun: set[Ref], corrupt: set[Ref]) -> None:
-        stay = work.job.keep(begun - corrupt) if work.keep else set()
         if not session.lost:
-            self._lookups.end_copies(work.job, session, begun - stay, corrupt)
-        work.job.copied(begun - stay)
+            self._lookups.end_copies(work.job, session, begun, corrupt, keep=work.keep)
+        work.job.copied(corrupt if work.keep else begun)
 
     def _answer(self, work: _Work, uncovered: Mask) -> pb.RetrieveResponse:
         reasons = np.full(len(uncovered), -1, np.int64)
@@ -220,7 +223,7 @@ def _blocks(arena: Arena, work: _Work, corrupt: set[Ref]) -> dict[Ref, Bytes]:
     return blocks
 
 
-def _open_block(arena: Arena, item: store.LeasedObject, blocks: dict[Ref, Bytes]) -> common.Reason:
+def _open_block(arena: Arena, item: LeasedObject, blocks: dict[Ref, Bytes]) -> common.Reason:
     try:
         block = arena.block(item.place)
     except (ValueError, OSError) as error:

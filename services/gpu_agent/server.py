@@ -22,14 +22,14 @@ from services.gpu_agent.totals import Totals
 def build_server(settings: AgentSettings, stack: ExitStack) -> GrpcServer:
     """The agent, with everything but its server started; the stack stops it in reverse order."""
     device = CpuDevice(settings.shm_dir, settings.copy_threads)
-    client = StoreClient(settings.store, settings.store_token)
+    server = GrpcServer(settings, [agent_pb2.DESCRIPTOR.services_by_name["AgentService"].full_name])
+    client = StoreClient(settings.store, settings.store_token, server.latencies)
     link = StoreLink(client, settings.name, settings.arena_dir, settings.heartbeat_seconds)
     stack.callback(link.close)
     lookups = Lookups(link, settings.threads, settings.max_requests)
     stack.callback(lookups.close)
     instances = Instances(device, settings.max_mapped_bytes, lookups.end_all)
     stack.callback(instances.close)
-    server = GrpcServer(settings, [agent_pb2.DESCRIPTOR.services_by_name["AgentService"].full_name])
     totals = Totals()
     service = AgentService(
         Parts(

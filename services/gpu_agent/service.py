@@ -152,12 +152,14 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     ) -> pb.AgentServiceLookupResponse:
         instance = self._instance(request.instance_id, context)
         key = self._key(request.instance_id, request.request.request_id, context)
-        tokens = len(decode_tokens(request.tokens))
-        validate_spans(request.opaque_spans, tokens)
+        # Taken out: every look at them in the message makes a copy.
+        prompt = request.tokens
+        request.ClearField("tokens")
+        validate_spans(request.opaque_spans, len(decode_tokens(prompt)))
         self._complete(request.space, instance, context)
         left = Call(context).left() - self._parts.margin_seconds
         started = time.monotonic()
-        job = self._parts.lookups.start_or_join(key, instance, request, tokens, left)
+        job = self._parts.lookups.start_or_join(key, instance, request, prompt, left)
         # Half of the margin is for the store's last message to become an answer here.
         wait = left + self._parts.margin_seconds / 2 - (time.monotonic() - started)
         return pb.AgentServiceLookupResponse(answer=job.wait(0.0 if request.no_wait else wait))

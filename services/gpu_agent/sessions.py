@@ -155,7 +155,7 @@ class StoreLink:
         try:
             self.client.call(method, request, SETTLE_SECONDS)
         except KvblendError as error:
-            if session.lost or not (error.kind.may_retry or error.reason == "DEADLINE_EXCEEDED"):
+            if session.lost:
                 return
             _log.warning("giving up the session", call=method, detail=str(error))
             self.distrust(session)

@@ -9,6 +9,7 @@ from kvblend.v1 import store_pb2 as store
 from kvblend.v1 import store_pb2_grpc
 from services.common.channels import open_channel
 from services.common.errors import ERRORS, KvblendError, reason_of
+from services.common.metrics import Latencies
 
 # What a failure means that does not name its reason.
 _BY_CODE = {
@@ -17,6 +18,9 @@ _BY_CODE = {
     grpc.StatusCode.DEADLINE_EXCEEDED: "DEADLINE_EXCEEDED",
     grpc.StatusCode.CANCELLED: "SUPERSEDED",
 }
+
+# After these the call may have taken effect all the same, or its session is gone.
+UNCERTAIN = frozenset({"DEADLINE_EXCEEDED", "UNKNOWN_SESSION", "STORE_UNAVAILABLE", "SUPERSEDED", "INTERNAL"})
 
 
 def store_error(error: grpc.RpcError) -> KvblendError:
@@ -30,7 +34,8 @@ def store_error(error: grpc.RpcError) -> KvblendError:
 class StoreClient:
     """The store's methods by name. Every method raises KvblendError only."""
 
-    def __init__(self, target: str, token: str) -> None:
+    def __init__(self, target: str, token: str, latencies: Latencies) -> None:
+        self.latencies = latencies
         self._channel = open_channel(target)
         self._stub: Any = store_pb2_grpc.StoreServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()

@@ -10,6 +10,7 @@ from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
 from kvblend.v1 import store_pb2 as store
 from services.common.errors import KvblendError
+from services.common.failpoints import passage
 from services.common.logs import get_logger
 from services.common.tokens import encode_u32
 from services.gpu_agent.arena import Arena
@@ -22,6 +23,7 @@ from services.gpu_agent.ranges import mask_of, parse_ranges
 from services.gpu_agent.requests import store_request_id
 from services.gpu_agent.sessions import SETTLE_SECONDS, SessionLost, StoreLink, StoreSession
 from services.gpu_agent.slots import Slots, SlotTable
+from services.gpu_agent.store_client import UNCERTAIN
 from services.gpu_agent.totals import Totals
 
 _log = get_logger("storing")
@@ -99,10 +101,12 @@ class Storer:
         position = common.StreamPosition()
         if copies:
             try:
+                passage("agent.gather")
                 written = _gather(instance, memory, arena, copies, slots, call)
             except BaseException:
                 self._abort(session, reservation)
                 raise
+            passage("agent.commit")
             position = self._commit(session, reservation, copies, written, call)
         reasons = {copy.grant.first_token: copy.reason for copy in copies}
         self._totals.add_store(sum(block.nbytes for copy in copies if copy.good for block in copy.blocks.values()))
@@ -114,7 +118,7 @@ class Storer:
         try:
             return self._ask_to_reserve(reserve, call)
         except KvblendError as error:
-            if error.reason in ("DEADLINE_EXCEEDED", "UNKNOWN_SESSION"):
+            if error.reason in UNCERTAIN:
                 # What the store may have reserved is known to nobody: only a new session frees it.
                 self._link.distrust(session)
             if error.reason != "UNKNOWN_MODEL_SPACE":
@@ -148,7 +152,7 @@ class Storer:
             answer: store.CommitResponse = self._link.client.call("Commit", request, call.at_least(SETTLE_SECONDS))
         except KvblendError as error:
             _log.warning("a commit was refused", detail=str(error))
-            if error.reason == "DEADLINE_EXCEEDED":
+            if error.reason in UNCERTAIN:
                 self._abort(session, reservation)
             _fail(copies, _COMMIT_REASONS.get(error.reason, common.REASON_COPY_FAILED))
             return common.StreamPosition()

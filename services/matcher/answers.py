@@ -2,21 +2,21 @@
 
 import numpy as np
 
-from kvblend.v1 import matcher_pb2
+from kvblend.v1 import common_pb2 as pb
 from services.common.tokens import encode_u32
 from services.matcher.kernels.types import DOCUMENT, DOMAIN, POSITION
 from services.matcher.runs import Cover
 from services.matcher.table import Table
 
 
-def segment_columns(table: Table, cover: Cover) -> matcher_pb2.SegmentColumns:
+def segment_columns(table: Table, cover: Cover) -> pb.SegmentColumns:
     """A cover with the names of its chunks. To be called inside `table.grace`, like the match itself."""
     if not len(cover.starts):
-        return matcher_pb2.SegmentColumns()
+        return pb.SegmentColumns()
     columns = table.columns
     first = columns.rows[cover.first_entries]
     documents, indexes = np.unique(first[:, DOCUMENT], return_inverse=True)
-    return matcher_pb2.SegmentColumns(
+    return pb.SegmentColumns(
         query_positions=encode_u32(cover.starts),
         stored_positions=encode_u32(first[:, POSITION] + cover.skips),
         lengths=encode_u32(cover.ends - cover.starts),

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -171,15 +172,9 @@ class Table:
         masks: dict[int, int] = {}
         for bit in filter(None, map(self.owners.find, owners)):
             masks[bit.plane] = masks.get(bit.plane, 0) | int(bit.mask)
-        first, second = (np.uint32(masks.pop(plane, 0)) for plane in range(ROW_PLANES))
-        return Reader(
-            first,
-            second,
-            len(masks),
-            np.array(list(masks), dtype=np.int64),
-            np.array(list(masks.values()), dtype=np.uint32),
-            sum(1 << context_class for context_class in set(context_classes)),
-        )
+        words = [sum(1 << context_class for context_class in set(context_classes))]
+        words += [masks.pop(plane, 0) for plane in range(ROW_PLANES)]
+        return np.array([*words, *chain.from_iterable(masks.items())], dtype=np.uint32)
 
     @property
     def now(self) -> int:

@@ -7,6 +7,8 @@ from google.protobuf.message import DecodeError
 
 from kvblend.v1 import object_pb2, store_pb2
 from services.common.arena_format import BlockState, meta_offset
+from services.common.failpoints import passage
+from services.store import names
 from services.store.allocator import Allocator, page_round
 from services.store.arena import Arena
 from services.store.headers import HeaderTable
@@ -18,11 +20,6 @@ class Writer:
 
     session: bytes
     reservation: int
-
-
-def block_bytes(payload_bytes: int, meta_bytes: int) -> int:
-    """What a block takes of the arena."""
-    return page_round(meta_offset(payload_bytes) + meta_bytes)
 
 
 class BlockPool:
@@ -48,28 +45,31 @@ class BlockPool:
         """Header of a new RESERVED block, or None if there is no room now."""
         if not self.headers.has_free:
             return None
-        size = meta_offset(payload_bytes) + meta_bytes
+        size = block_bytes(payload_bytes, meta_bytes)
         place = self._allocator.allocate(size)
         if place is None:
             return None
-        return self.headers.take(*place, page_round(size), payload_bytes, writer.session, writer.reservation)
+        return self.headers.take(*place, size, payload_bytes, writer.session, writer.reservation)
 
     def commit(self, header: int, meta: object_pb2.ObjectMeta, flags: int) -> None:
         """The block's payload is complete: meta behind it, then the header, its state last."""
         data = meta.SerializeToString()
         payload = self.headers.get(header, "payload_bytes")
-        if meta_offset(payload) + len(data) > self.headers.get(header, "capacity_bytes"):
+        if block_bytes(payload, len(data)) > self.headers.get(header, "capacity_bytes"):
             raise ValueError("the meta has grown since the block was reserved")
+        passage("meta.write")
         self._view(header, meta_offset(payload), len(data))[:] = data
         self.headers.set(header, "meta_bytes", len(data))
+        names.erase(self._names(header))
         self.headers.set(header, "flags", flags)
         self.headers.set(header, "checksum", meta.checksum)
         self.headers.set(header, "meta_checksum", xxhash.xxh3_64_intdigest(data))
         self.headers.set(header, "expires_at", meta.expires_at)
+        passage("commit.state")
         self.headers.set_state(header, BlockState.COMMITTED)
 
     def read_meta(self, header: int) -> object_pb2.ObjectMeta | None:
-        """None if what lies behind the payload is not the meta that was written."""
+        """With the names that came later. None if what lies behind the payload is not the meta that was written."""
         payload = self.headers.get(header, "payload_bytes")
         size = self.headers.get(header, "meta_bytes")
         if meta_offset(payload) + size > self.headers.get(header, "capacity_bytes"):
@@ -78,9 +78,19 @@ class BlockPool:
         if xxhash.xxh3_64_intdigest(data) != self.headers.get(header, "meta_checksum"):
             return None
         try:
-            return object_pb2.ObjectMeta.FromString(data)
+            meta = object_pb2.ObjectMeta.FromString(data)
         except DecodeError:
             return None
+        meta.documents.extend(names.read(self._names(header)))
+        return meta
+
+    def add_name(self, header: int, name: str) -> str:
+        """Another document's name for a committed object: what it is known by now (services/store/names.py)."""
+        return names.append(self._names(header), name)
+
+    def _names(self, header: int) -> memoryview:
+        start = meta_offset(self.headers.get(header, "payload_bytes")) + self.headers.get(header, "meta_bytes")
+        return self._view(header, start, self.headers.get(header, "capacity_bytes") - start)
 
     def payload(self, header: int) -> memoryview:
         return self._view(header, 0, self.headers.get(header, "payload_bytes"))
@@ -103,3 +113,8 @@ class BlockPool:
         slab, offset = self.headers.get(header, "slab"), self.headers.get(header, "offset")
         self.headers.free(header)
         self._allocator.free(slab, offset)
+
+
+def block_bytes(payload_bytes: int, meta_bytes: int) -> int:
+    """What a block takes of the arena."""
+    return page_round(meta_offset(payload_bytes) + meta_bytes + names.ROOM_BYTES)

@@ -1,9 +1,10 @@
 """Which chunks are in the arena. An index over the headers, rebuilt from them; not thread-safe."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from kvblend.v1 import common_pb2 as pb
+from services.store.names import ANY
 from services.store.objects import ChunkInfo, ChunkKey
 
 
@@ -28,7 +29,7 @@ class Chunk:
         self.info = info
         # (group, rank) -> header.
         self.objects: dict[tuple[int, int], int] = {}
-        # Every name that the text was stored under: clearing any of them clears it.
+        # Every name that the text was stored under: clearing any of them clears it. ANY: and others.
         self.documents: set[str] = {info.document} if info.document else set()
         # Unix seconds; 0: never.
         self.expires_at = 0.0
@@ -119,12 +120,12 @@ class Catalog:
         return [chunk for chunk in self if in_scope(scope, chunk.key.space_id, chunk.info.tenant, chunk.documents)]
 
 
-def in_scope(scope: pb.ClearScope, space_id: bytes, tenant: str, documents: Iterable[str]) -> bool:
+def in_scope(scope: pb.ClearScope, space_id: bytes, tenant: str, documents: Collection[str]) -> bool:
     kind = scope.WhichOneof("scope")
     if kind == "space_id":
         return space_id == scope.space_id
     if kind == "tenant":
         return tenant == scope.tenant
     if kind == "document":
-        return tenant == scope.document.tenant and scope.document.document in documents
+        return tenant == scope.document.tenant and (scope.document.document in documents or ANY in documents)
     return kind == "everything" and scope.everything

@@ -24,6 +24,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from services.common.failpoints import passage
 from services.store.changes import STORE_OWNER, Added, Change, Cleared
 from services.store.objects import ChunkKey
 
@@ -84,6 +85,7 @@ class ChangeLog:
 
     def append(self, change: Change) -> int:
         """Its sequence."""
+        passage("outbox.append")
         with self.changed:
             sequence = self._next
             self._put(change)

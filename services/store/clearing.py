@@ -35,11 +35,13 @@ def clear(
     removed = kept = 0
     writes.clear(scope)
     with state.lock:
-        for chunk in state.catalog.matching(scope):
+        chunks = state.catalog.matching(scope)
+        known = {chunk.key for chunk in chunks}
+        for chunk in chunks:
             if chunk.protectors and not force:
                 kept += 1
                 continue
             state.remove(chunk, pb.REASON_CLEARED)
             removed += 1
-    gone = l2.clear(scope, timeout) if l2 is not None else 0
+    gone = l2.clear(scope, known, timeout) if l2 is not None else 0
     return store_pb2.ClearResponse(removed_chunks=removed, kept_leased_chunks=kept, removed_l2_chunks=gone)

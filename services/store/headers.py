@@ -4,11 +4,13 @@ State is written last, so that a table found after a kill says nothing that is n
 """
 
 import mmap
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from services.common.arena_format import HEADER, PAGE, BlockState
+from services.common.failpoints import passage
 
 
 class HeaderTable:
@@ -25,6 +27,11 @@ class HeaderTable:
 
     def get(self, header: int, column: str) -> int:
         return int(self._columns[column][header])
+
+    def columns(self, headers: Sequence[int], *names: str) -> list[Any]:
+        """Several columns of the given headers, each [n]."""
+        index = np.array(headers, np.int64)
+        return [self._columns[name][index] for name in names]
 
     def set(self, header: int, column: str, value: float) -> None:
         self._columns[column][header] = value
@@ -70,11 +77,13 @@ class HeaderTable:
             ("session", np.void(session)),
         ):
             self._columns[column][header] = value
+        passage("header.reserved")
         self._state[header] = BlockState.RESERVED
         return header
 
     def free(self, header: int) -> None:
         """The generation goes first: whoever still reads the block learns that it is no longer theirs."""
         self._generation[header] += 1
+        passage("header.freed")
         self._state[header] = BlockState.FREE
         self._free.append(header)

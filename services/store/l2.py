@@ -6,7 +6,7 @@ Nothing here raises for a tier that is down, slow or full: what is not there in 
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from typing import Literal
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import object_pb2
 from services.common.errors import KvblendError
+from services.common.failpoints import passage
 from services.common.identity import OBJECT_FORMAT_VERSION
 from services.common.logs import get_logger
 from services.store.blocks import Writer
@@ -106,10 +107,13 @@ class L2:
                 return
             objects = {ObjectKey(chunk.key, *place): header for place, header in chunk.objects.items()}
             metas = {key: state.pool.read_meta(header) for key, header in objects.items()}
+            names = len(chunk.documents)
             for header in objects.values():
                 state.leases.pin(chunk, header)
+        done = False
         try:
             done = all(self._write_object(key, metas[key], header) for key, header in objects.items())
+            passage("l2.mark")
         finally:
             with state.lock:
                 for header in objects.values():
@@ -117,6 +121,10 @@ class L2:
                 wanted = chunk.resident
                 if done and wanted:
                     state.mark_in_l2(chunk)
+                    if names != len(chunk.documents):
+                        # It got another name meanwhile.
+                        chunk.in_l2 = False
+                        self.offer(chunk)
         state.stats.add("l2_written_chunks" if done else "l2_write_failures")
         if not wanted:
             # Cleared while it was being written.
@@ -126,6 +134,7 @@ class L2:
         if meta is None:
             return False
         payload = self._state.pool.payload(header)
+        passage("l2.write")
         return self.tier.write(key, meta, payload, self._timeout)
 
     # Fetching.
@@ -160,9 +169,11 @@ class L2:
         landed = False
         try:
             blocks = self._take_blocks(chunk)
+            passage("l2.fetch")
             landed = len(blocks) > 0 and all(
                 self._read(key, chunk.objects[key], header) for key, header in blocks.items()
             )
+            passage("l2.land")
         finally:
             with self._state.lock:
                 del self._fetching[chunk.key]
@@ -201,6 +212,7 @@ class L2:
             meta = chunk.objects[key]
             meta.ClearField("write_id")
             meta.ClearField("parts")
+            meta.pinned = meta.pinned and state.usage.may_pin(meta.tenant, meta.payload_bytes)
             if keep and state.catalog.accepts(key.chunk, info_of(meta), key.group, key.rank):
                 state.commit_object(key, header, meta, in_l2=True)
             else:
@@ -229,8 +241,10 @@ class L2:
 
     # Clearing.
 
-    def clear(self, scope: pb.ClearScope, timeout: float) -> int:
-        """Deletes what the scope names; running fetches come to nothing. How many chunks.
+    def clear(self, scope: pb.ClearScope, known: Collection[ChunkKey], timeout: float) -> int:
+        """Deletes what the scope names and these chunks; running fetches come to nothing. How many chunks.
+
+        `known`: what the arena had in the scope. L2 may not have learned yet that they belong to it.
 
         Raises:
             KvblendError: L2_UNAVAILABLE if the tier cannot promise that it is all gone.
@@ -240,9 +254,10 @@ class L2:
         gone: set[ChunkKey] = set()
 
         def matches(meta: object_pb2.ObjectMeta) -> bool:
-            found = in_scope(scope, meta.space_id, meta.tenant, [meta.document])
+            key = ChunkKey(meta.space_id, meta.domain, meta.chain_hash)
+            found = key in known or in_scope(scope, meta.space_id, meta.tenant, meta.documents)
             if found:
-                gone.add(ChunkKey(meta.space_id, meta.domain, meta.chain_hash))
+                gone.add(key)
             return found
 
         self.tier.delete_where(matches, timeout)

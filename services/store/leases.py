@@ -2,18 +2,23 @@
 
 HELD after a lookup: forbids eviction until a soft TTL; later the object may go, but while it is still there
 the lease is good. BUSY while a copy runs: never revoked, ended by its holder alone, or by proof that the
-holder is dead or drained. Not thread-safe.
+holder is dead or drained. A lookup takes hundreds of leases at once, so a holder's leases are columns, not
+objects. Not thread-safe.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import NamedTuple
 
 from kvblend.v1 import common_pb2 as pb
 from services.store.catalog import Chunk
 
+# (header, generation)
 Ref = tuple[int, int]
+# (generation, chunk, bytes)
+_Lease = tuple[int, Chunk, int]
 
 
 class HolderKey(NamedTuple):
@@ -23,20 +28,30 @@ class HolderKey(NamedTuple):
     rank: int
 
 
-@dataclass(eq=False)
-class Lease:
-    holder: "Holder"
-    chunk: Chunk
-    # (header, generation).
-    ref: Ref
-    size: int
-    since: float
-    # Within its TTL: forbids eviction and counts against the caps.
-    held: bool = True
-    # Copies that run.
-    busy: int = 0
-    # BUSY when its session was lost.
-    orphaned: bool = False
+@dataclass(frozen=True)
+class Objects:
+    """Objects to be leased, as columns; those of one chunk stand together. `sizes` in bytes."""
+
+    chunks: Sequence[Chunk]
+    headers: Sequence[int]
+    generations: Sequence[int]
+    sizes: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.headers)
+
+    def cut(self, first: int, end: int) -> "Objects":
+        if (first, end) == (0, len(self)):
+            return self
+        columns = (self.chunks, self.headers, self.generations, self.sizes)
+        return Objects(*(column[first:end] for column in columns))
+
+    def by_chunk(self) -> "Iterator[Objects]":
+        first = 0
+        for end in range(1, len(self) + 1):
+            if end == len(self) or self.chunks[end] is not self.chunks[first]:
+                yield self.cut(first, end)
+                first = end
 
 
 @dataclass(eq=False)
@@ -44,9 +59,32 @@ class Holder:
     key: HolderKey
     tenant: str
     touched: float
-    leases: dict[int, Lease] = field(default_factory=dict)
+    # Its request has ended; only copies that still run are left.
+    ended: bool = False
+    # By header.
+    leases: dict[int, _Lease] = field(default_factory=dict)
+    # Those within their TTL: they forbid eviction and count against the caps.
+    held: "dict[int, _Hold]" = field(default_factory=dict)
+    # Copies that run.
+    busy: Counter[int] = field(default_factory=Counter)
+    # BUSY ones whose session was lost.
+    orphaned: set[int] = field(default_factory=set)
     # What was taken away from it, and why.
     lost: dict[Ref, pb.Reason] = field(default_factory=dict)
+
+    def has(self, ref: Ref) -> bool:
+        lease = self.leases.get(ref[0])
+        return lease is not None and lease[0] == ref[1]
+
+
+@dataclass(eq=False)
+class _Hold:
+    """What one holder took at one moment."""
+
+    holder: Holder
+    since: float
+    # Bytes by header, in the order of taking.
+    sizes: dict[int, int]
 
 
 class LeaseTable:
@@ -58,8 +96,10 @@ class LeaseTable:
         self._freed = freed
         # session -> request id -> holders.
         self._sessions: dict[bytes, dict[str, dict[HolderKey, Holder]]] = {}
-        self._held: OrderedDict[Lease, None] = OrderedDict()
-        self._of_chunk: dict[Chunk, dict[Lease, None]] = {}
+        # Longest held first.
+        self._holds: OrderedDict[_Hold, None] = OrderedDict()
+        # One entry a lease.
+        self._of_chunk: dict[Chunk, list[Holder]] = {}
         self._session_bytes: Counter[bytes] = Counter()
         self._tenant_bytes: Counter[str] = Counter()
         self._copies: Counter[int] = Counter()
@@ -71,6 +111,7 @@ class LeaseTable:
         requests = self._sessions.setdefault(key.session, {})
         holder = requests.setdefault(key.request_id, {}).setdefault(key, Holder(key, tenant, now))
         holder.touched = now
+        holder.ended = False
         return holder
 
     def _forget(self, holder: Holder) -> None:
@@ -90,7 +131,7 @@ class LeaseTable:
 
     @property
     def held_count(self) -> int:
-        return len(self._held)
+        return sum(len(hold.sizes) for hold in self._holds)
 
     @property
     def busy_count(self) -> int:
@@ -115,56 +156,108 @@ class LeaseTable:
             del self._copies[header]
             self._freed(header)
 
-    def acquire(self, key: HolderKey, tenant: str, chunk: Chunk, refs: list[tuple[Ref, int]], now: float) -> bool:
-        """HELD leases on (ref, bytes) of one chunk, renewed if there already; False: a cap forbids it, none taken."""
+    # HELD.
+
+    def acquire(self, key: HolderKey, tenant: str, objects: Objects, now: float) -> int:
+        """HELD leases on the objects of one chunk after the other, renewed if there already.
+
+        Returns of how many objects: all, or those of the chunks before the first that a cap forbids.
+        """
+        fits = self._room(key, tenant, objects)
+        if fits:
+            self._take(self._find_or_add(key, tenant, now), objects.cut(0, fits), now)
+        return fits
+
+    def _room(self, key: HolderKey, tenant: str, objects: Objects) -> int:
+        """How many of the objects the caps allow, in whole chunks."""
+        session_left = self._session_cap - self._session_bytes[key.session]
+        left = min(session_left, self._tenant_cap - self._tenant_bytes[tenant])
+        if sum(objects.sizes) <= left:
+            return len(objects)
         holder = self._find(key)
-        fresh = sum(size for ref, size in refs if not (holder and self._is_held(holder, ref)))
-        if self._session_bytes[key.session] + fresh > self._session_cap:
+        fits = 0
+        for of_chunk in objects.by_chunk():
+            refs = zip(of_chunk.headers, of_chunk.generations, strict=True)
+            fresh = [
+                size
+                for ref, size in zip(refs, of_chunk.sizes, strict=True)
+                if not (holder and ref[0] in holder.held and holder.has(ref))
+            ]
+            left -= sum(fresh)
+            if left < 0:
+                break
+            fits += len(of_chunk)
+        return fits
+
+    def _take(self, holder: Holder, objects: Objects, now: float) -> None:
+        headers, chunks = objects.headers, objects.chunks
+        for header in holder.leases.keys() & set(headers):
+            self._unhold(holder, header)
+            self._forget_lease(holder, header)
+        hold = _Hold(holder, now, dict(zip(headers, objects.sizes, strict=True)))
+        self._holds[hold] = None
+        holder.leases.update(zip(headers, zip(objects.generations, chunks, objects.sizes, strict=True), strict=True))
+        holder.held.update(zip(headers, repeat(hold)))
+        of_chunk = self._of_chunk
+        for chunk in chunks:
+            chunk.protectors += 1
+            of_chunk.setdefault(chunk, []).append(holder)
+        self._count(holder, sum(hold.sizes.values()))
+
+    def _count(self, holder: Holder, more_bytes: int) -> None:
+        self._session_bytes[holder.key.session] += more_bytes
+        self._tenant_bytes[holder.tenant] += more_bytes
+
+    def _unhold(self, holder: Holder, header: int) -> bool:
+        """The lease protects no longer. False: it did not."""
+        hold = holder.held.pop(header, None)
+        if hold is None:
             return False
-        if self._tenant_bytes[tenant] + fresh > self._tenant_cap:
-            return False
-        holder = self._find_or_add(key, tenant, now)
-        for ref, size in refs:
-            lease = holder.leases.get(ref[0])
-            if lease is not None and lease.ref == ref:
-                self._release_hold(lease)
-                lease.held, lease.since = True, now
-            else:
-                lease = holder.leases[ref[0]] = Lease(holder, chunk, ref, size, now)
-                self._of_chunk.setdefault(chunk, {})[lease] = None
-            self._take_hold(lease)
+        holder.leases[header][1].protectors -= 1
+        self._count(holder, -hold.sizes.pop(header))
+        if not hold.sizes:
+            del self._holds[hold]
         return True
 
-    @staticmethod
-    def _is_held(holder: Holder, ref: Ref) -> bool:
-        lease = holder.leases.get(ref[0])
-        return lease is not None and lease.ref == ref and lease.held
+    def _unhold_all(self, holder: Holder) -> None:
+        for hold in set(holder.held.values()):
+            self._count(holder, -sum(hold.sizes.values()))
+            del self._holds[hold]
+        leases = holder.leases
+        for header in holder.held:
+            leases[header][1].protectors -= 1
+        holder.held.clear()
 
-    def _take_hold(self, lease: Lease) -> None:
-        lease.chunk.protectors += 1
-        self._held[lease] = None
-        self._session_bytes[lease.holder.key.session] += lease.size
-        self._tenant_bytes[lease.holder.tenant] += lease.size
+    def expire(self, now: float) -> None:
+        """HELD leases past their TTL protect no longer."""
+        while self._holds:
+            hold = next(iter(self._holds))
+            if hold.since + self._ttl > now:
+                return
+            for header in list(hold.sizes):
+                self._unhold(hold.holder, header)
 
-    def _release_hold(self, lease: Lease) -> None:
-        if not lease.held:
-            return
-        lease.held = False
-        lease.chunk.protectors -= 1
-        del self._held[lease]
-        self._session_bytes[lease.holder.key.session] -= lease.size
-        self._tenant_bytes[lease.holder.tenant] -= lease.size
+    def oldest_revocable(self) -> Iterator[Chunk]:
+        """Chunks that HELD leases protect and no copy does, longest held first."""
+        for hold in list(self._holds):
+            for header in list(hold.sizes):
+                if header in hold.sizes:
+                    chunk = hold.holder.leases[header][1]
+                    if not any(self._copies[one] for one in chunk.objects.values()):
+                        yield chunk
+
+    # BUSY.
 
     def begin(self, key: HolderKey, ref: Ref) -> pb.Reason:
         """HELD -> BUSY; REASON_UNSPECIFIED: go. The caller has checked the generation."""
         holder = self._find(key)
-        lease = holder.leases.get(ref[0]) if holder else None
-        if holder is None or lease is None or lease.ref != ref:
+        if holder is None or not holder.has(ref):
             return holder.lost.get(ref, pb.REASON_NOT_IN_ANSWER) if holder else pb.REASON_NOT_IN_ANSWER
-        lease.busy += 1
-        lease.orphaned = False
-        lease.chunk.protectors += 1
-        self._copies[ref[0]] += 1
+        header = ref[0]
+        holder.busy[header] += 1
+        holder.orphaned.discard(header)
+        holder.leases[header][1].protectors += 1
+        self._copies[header] += 1
         return pb.REASON_UNSPECIFIED
 
     def why_lost(self, key: HolderKey, ref: Ref) -> pb.Reason:
@@ -174,80 +267,92 @@ class LeaseTable:
 
     def is_busy(self, key: HolderKey, ref: Ref) -> bool:
         holder = self._find(key)
-        lease = holder.leases.get(ref[0]) if holder else None
-        return lease is not None and lease.ref == ref and lease.busy > 0
+        return holder is not None and holder.has(ref) and holder.busy[ref[0]] > 0
 
-    def end(self, key: HolderKey, ref: Ref) -> None:
-        """One copy has stopped; with the last one the lease ends. Unknown ones are ignored."""
+    def end(self, key: HolderKey, ref: Ref, again: float | None = None) -> None:
+        """One copy has stopped; with the last one the lease ends. Unknown ones are ignored.
+
+        `again`: now, if it is to be HELD from now on instead, while its request goes on and the chunk is there.
+        """
         holder = self._find(key)
-        lease = holder.leases.get(ref[0]) if holder else None
-        if lease is not None and lease.ref == ref and lease.busy:
-            self._end_copies(lease, 1)
+        if holder is None or not holder.has(ref) or not holder.busy[ref[0]]:
+            return
+        header = ref[0]
+        generation, chunk, size = holder.leases[header]
+        keep = again is not None and not holder.ended and chunk.resident
+        if again is not None and keep:
+            self.acquire(key, holder.tenant, Objects([chunk], [header], [generation], [size]), again)
+        self._end_copies(holder, header, 1, keep)
 
-    def _end_copies(self, lease: Lease, copies: int) -> None:
-        lease.busy -= copies
-        lease.chunk.protectors -= copies
-        if not lease.busy:
-            self._drop(lease)
+    def _end_copies(self, holder: Holder, header: int, copies: int, keep: bool = False) -> None:
+        holder.busy[header] -= copies
+        holder.leases[header][1].protectors -= copies
+        if not holder.busy[header]:
+            del holder.busy[header]
+            if not keep:
+                self._drop(holder, header)
         for _ in range(copies):
-            self._copy_stopped(lease.ref[0])
+            self._copy_stopped(header)
 
-    def _drop(self, lease: Lease) -> None:
+    # Their end.
+
+    def _forget_lease(self, holder: Holder, header: int) -> None:
+        """What protected is given back already."""
+        chunk = holder.leases.pop(header)[1]
+        holders = self._of_chunk[chunk]
+        holders.remove(holder)
+        if not holders:
+            del self._of_chunk[chunk]
+
+    def _drop(self, holder: Holder, header: int) -> None:
         """Forgets a lease that no copy uses."""
-        self._release_hold(lease)
-        holder = lease.holder
-        if holder.leases.get(lease.ref[0]) is lease:
-            del holder.leases[lease.ref[0]]
+        self._unhold(holder, header)
+        holder.orphaned.discard(header)
+        self._forget_lease(holder, header)
         if not holder.leases and not holder.lost:
             self._forget(holder)
-        siblings = self._of_chunk[lease.chunk]
-        del siblings[lease]
-        if not siblings:
-            del self._of_chunk[lease.chunk]
-
-    def _let_go(self, leases: Iterable[Lease]) -> int:
-        """Releases what is not BUSY; BUSY ones end with their copies."""
-        idle = [lease for lease in leases if not lease.busy]
-        for lease in idle:
-            self._drop(lease)
-        return len(idle)
 
     def release(self, key: HolderKey, refs: Iterable[Ref]) -> int:
         """How many leases of exactly this holder were released; BUSY ones stay."""
         holder = self._find(key)
         if holder is None:
             return 0
-        wanted = set(refs)
-        return self._let_go([lease for lease in holder.leases.values() if lease.ref in wanted])
+        idle = [ref[0] for ref in dict.fromkeys(refs) if holder.has(ref) and not holder.busy[ref[0]]]
+        for header in idle:
+            self._drop(holder, header)
+        return len(idle)
 
     def end_holder(self, holder: Holder) -> None:
-        self._let_go(list(holder.leases.values()))
-        if holder.leases:
-            # Its copies still run: found again by `end` under the same key.
+        """Releases what is not BUSY; BUSY ones end with their copies, found by `end` under the same key."""
+        if holder.busy:
+            for header in [header for header in holder.leases if not holder.busy[header]]:
+                self._drop(holder, header)
             holder.lost.clear()
-        else:
-            self._forget(holder)
+            holder.ended = True
+            return
+        self._unhold_all(holder)
+        for header in list(holder.leases):
+            self._forget_lease(holder, header)
+        self._forget(holder)
 
-    def end_request(self, session: bytes, request_id: str, keep: HolderKey | None = None) -> None:
-        """Every attempt and rank of a request in this session, but `keep`."""
+    def end_request(self, session: bytes, request_id: str) -> None:
+        """Every attempt and rank of a request in this session."""
         for holder in self._of(session, request_id):
-            if holder.key != keep:
-                self.end_holder(holder)
+            self.end_holder(holder)
 
     def session_lost(self, session: bytes) -> None:
         """HELD leases end; BUSY ones wait for proof that their copies have stopped."""
         for holder in self._of(session):
             self.end_holder(holder)
-            for lease in holder.leases.values():
-                self._release_hold(lease)
-                lease.orphaned = True
+            self._unhold_all(holder)
+            holder.orphaned.update(holder.leases)
 
     def copies_stopped(self, session: bytes) -> int:
         """The orphaned copies of a session are known to have stopped: how many objects that frees."""
         freed = 0
         for holder in self._of(session):
-            for lease in [lease for lease in holder.leases.values() if lease.orphaned]:
-                self._end_copies(lease, lease.busy)
+            for header in list(holder.orphaned):
+                self._end_copies(holder, header, holder.busy[header])
                 freed += 1
         return freed
 
@@ -258,28 +363,16 @@ class LeaseTable:
                 if holder.touched < touched:
                     self.end_holder(holder)
 
-    def expire(self, now: float) -> None:
-        """HELD leases past their TTL protect no longer."""
-        while self._held:
-            oldest = next(iter(self._held))
-            if oldest.since + self._ttl > now:
-                return
-            self._release_hold(oldest)
-
-    def oldest_revocable(self) -> Iterator[Chunk]:
-        """Chunks that HELD leases protect and no copy does, longest held first."""
-        for lease in list(self._held):
-            if lease.held and not any(self._copies[header] for header in lease.chunk.objects.values()):
-                yield lease.chunk
-
     def revoke(self, chunk: Chunk, reason: pb.Reason) -> int:
         """Ends every lease of a chunk that leaves the catalog; BUSY ones with their copies. How many were HELD."""
         held = 0
-        for lease in list(self._of_chunk.get(chunk, ())):
-            held += lease.held
-            if lease.busy:
-                self._release_hold(lease)
-                continue
-            lease.holder.lost[lease.ref] = reason
-            self._drop(lease)
+        for holder in dict.fromkeys(self._of_chunk.get(chunk, ())):
+            for header in chunk.objects.values():
+                lease = holder.leases.get(header)
+                if lease is None or lease[1] is not chunk:
+                    continue
+                held += self._unhold(holder, header)
+                if not holder.busy[header]:
+                    holder.lost[header, lease[0]] = reason
+                    self._drop(holder, header)
         return held

@@ -6,17 +6,19 @@ from contextlib import contextmanager
 
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import matcher_pb2, store_pb2
+from services.common.columns import u32s
 from services.common.errors import KvblendError
 from services.store import segments
 from services.store.answers import Answer, Answers
 from services.store.changes import STORE_OWNER, Removed
 from services.store.cover import keys_of
 from services.store.l2 import L2, L2Chunk
+from services.store.leased import object_columns
 from services.store.leases import HolderKey
 from services.store.matchers import Matchers
 from services.store.objects import ChunkKey
 from services.store.query import Piece, Query
-from services.store.run import Run, leased_objects
+from services.store.run import Run
 from services.store.state import StoreState
 
 # Of the caller's time, kept for the way back.
@@ -93,9 +95,10 @@ class Lookups:
             raise KvblendError("SUPERSEDED", "the call that made this answer was given up; ask again")
         with self._leasing(query, holder):
             state = self._state
-            here = [chunk for key in answer.keys if (chunk := state.usable(key)) and state.lease(holder, chunk)]
+            here = [chunk for chunk in state.all_usable(answer.keys) if chunk is not None]
+            here = here[: state.lease(holder, here)]
             state.touch(here)
-            return store_pb2.LookupResponse(objects=leased_objects(state, here, holder.rank), summary=answer.summary)
+            return store_pb2.LookupResponse(objects=object_columns(state, here, holder.rank), summary=answer.summary)
 
     def _lead(
         self, run: Run, answer: Answer, at_least: Sequence[pb.StreamPosition], deadline: float
@@ -126,7 +129,7 @@ class Lookups:
         stats.add("lookups")
         stats.add("requested_tokens", run.query.count)
         stats.add("prefix_hit_tokens", summary.prefix_tokens)
-        stats.add("segment_hit_tokens", sum(segment.length for segment in summary.segments))
+        stats.add("segment_hit_tokens", int(u32s(summary.segments.lengths).sum()))
         for shortfall in summary.shortfalls:
             stats.shortfall(pb.Reason.Name(shortfall.reason), shortfall.tokens)
 

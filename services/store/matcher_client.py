@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from kvblend.v1 import matcher_pb2, matcher_pb2_grpc
 from services.common.channels import open_channel
 from services.common.errors import ERRORS, KvblendError, reason_of
+from services.common.metrics import Latencies
 
 _REPEATABLE = ("kvblend.v1.MatcherService/Match", "kvblend.v1.MatcherService/Score")
 _PING_EVERY = 1.0
@@ -22,9 +23,10 @@ _PING_SECONDS = 0.25
 class MatcherClient:
     """Thread-safe. Every failure is a KvblendError: the matcher's own reason, else MATCHER_UNAVAILABLE."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, latencies: Latencies) -> None:
         """`target`: gRPC's, of all replicas (channels.target_of); none need be up yet."""
         self.target = target
+        self._latencies = latencies
         self._channel = open_channel(target, replicated=True, repeatable=_REPEATABLE)
         self._stub: Any = matcher_pb2_grpc.MatcherServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._lock = threading.Lock()
@@ -33,7 +35,8 @@ class MatcherClient:
 
     def match(self, request: matcher_pb2.MatchRequest, timeout: float) -> matcher_pb2.MatchResponse:
         """`timeout` in seconds."""
-        answer: matcher_pb2.MatchResponse = self._call(self._stub.Match, request, timeout)
+        with self._latencies.timed("matcher.Match"):
+            answer: matcher_pb2.MatchResponse = self._call(self._stub.Match, request, timeout)
         return answer
 
     def score(self, request: matcher_pb2.ScoreRequest, timeout: float) -> matcher_pb2.ScoreResponse:

@@ -46,6 +46,7 @@ class ChunkInfo:
     chunk_tokens: int
     stored_position: int
     context_class: pb.ContextClass
+    # The first name that the text was stored under; empty: none.
     document: str
     # Layer groups and ranks that together make the chunk usable.
     groups: int
@@ -78,7 +79,7 @@ def info_of(meta: object_pb2.ObjectMeta) -> ChunkInfo:
         chunk_tokens=meta.chunk_tokens,
         stored_position=meta.stored_position,
         context_class=meta.context_class,
-        document=meta.document,
+        document=meta.documents[0] if meta.documents else "",
         groups=meta.groups,
         ranks=meta.ranks,
         matchable=meta.matchable,
@@ -102,7 +103,7 @@ def meta_of(key: ObjectKey, info: ChunkInfo, payload_bytes: int, checksum: int, 
         chunk_tokens=info.chunk_tokens,
         stored_position=info.stored_position,
         context_class=info.context_class,
-        document=info.document,
+        documents=[info.document] if info.document else [],
         payload_bytes=payload_bytes,
         checksum=checksum,
         groups=info.groups,

@@ -9,6 +9,7 @@ from itertools import islice
 import numpy as np
 
 from kvblend.v1 import common_pb2 as pb
+from services.common.identity import Chunk as ChainChunk
 from services.common.tokens import decode_tokens
 from services.store.catalog import Chunk
 from services.store.query import Piece, Query
@@ -18,39 +19,42 @@ from services.store.state import StoreState
 _MAX_CONTINUATIONS = 256
 
 
-def walk(state: StoreState, query: Query, first_chunk: int) -> list[Piece]:
-    """Whole chunks from `first_chunk` of the chain on, up to the first that is not here. Needs the lock."""
-    pieces = []
-    for chunk in query.chain[first_chunk:]:
-        if chunk.tokens < query.space.shape.chunk_tokens:
+def walk(state: StoreState, query: Query, first_chunk: int) -> tuple[list[Piece], list[Chunk]]:
+    """Whole chunks from `first_chunk` of the chain on, up to the first that is not here, each with the stored one.
+
+    Needs the lock. Nothing behind that first missing one is hashed.
+    """
+    pieces, chunks = [], []
+    for index in range(first_chunk, query.count // query.space.shape.chunk_tokens):
+        asked = query.chunk(index)
+        assert asked is not None
+        found = next((found for key in query.prefix_keys(asked) if (found := state.usable(key))), None)
+        if found is None:
             break
-        key = next((key for key in query.prefix_keys(chunk) if state.usable(key)), None)
-        if key is None:
-            break
-        pieces.append(Piece(chunk.first, key, 0, chunk.tokens, chunk.first))
-    return pieces
+        pieces.append(Piece(asked.first, found.key, 0, asked.tokens, asked.first))
+        chunks.append(found)
+    return pieces, chunks
 
 
-def edge(state: StoreState, query: Query, chunk_index: int) -> Piece | None:
+def edge(state: StoreState, query: Query, chunk_index: int) -> tuple[Piece, Chunk] | None:
     """The best beginning for chunk `chunk_index` of the prompt, which is not here as a whole. Needs the lock."""
-    if chunk_index >= len(query.chain):
+    asked = query.chunk(chunk_index)
+    if asked is None:
         return None
-    asked = query.chain[chunk_index]
     wall = state.clock.wall()
-    best: Piece | None = None
+    best: tuple[Piece, Chunk] | None = None
     for child in islice(state.catalog.children(query.space.space_id, asked.previous_hash), _MAX_CONTINUATIONS):
         if child.key.domain not in query.domains or not child.usable(wall):
             continue
-        length = _shared(query, chunk_index, child)
-        better = best is None or (length, -child.key.domain) > (best.length, -best.key.domain)
+        length = _shared(query, asked, child)
+        better = best is None or (length, -child.key.domain) > (best[0].length, -best[0].key.domain)
         if length and better:
-            best = Piece(asked.first, child.key, 0, length, asked.first)
+            best = Piece(asked.first, child.key, 0, length, asked.first), child
     return best
 
 
-def _shared(query: Query, chunk_index: int, child: Chunk) -> int:
+def _shared(query: Query, asked: ChainChunk, child: Chunk) -> int:
     """Tokens at the front that the prompt's chunk and a stored one have in common."""
-    asked = query.chain[chunk_index]
     if child.key.chain_hash == asked.chain_hash:
         return asked.tokens
     if asked.has_opaque_span or not child.info.matchable:
@@ -64,9 +68,9 @@ def _shared(query: Query, chunk_index: int, child: Chunk) -> int:
 
 def why_broken(state: StoreState, query: Query, chunk_index: int) -> pb.Reason:
     """Why the chain ends before this chunk, where that is more than unknown text. Needs the lock."""
-    if chunk_index < len(query.chain):
-        for key in query.prefix_keys(query.chain[chunk_index]):
-            chunk = state.catalog.get(key)
-            if chunk is not None and not chunk.complete:
-                return pb.REASON_INCOMPLETE_RANKS
+    asked = query.chunk(chunk_index)
+    for key in query.prefix_keys(asked) if asked else ():
+        chunk = state.catalog.get(key)
+        if chunk is not None and not chunk.complete:
+            return pb.REASON_INCOMPLETE_RANKS
     return pb.REASON_UNSPECIFIED

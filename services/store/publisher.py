@@ -19,6 +19,7 @@ from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import matcher_pb2, matcher_pb2_grpc
 from services.common.channels import open_channel
 from services.common.errors import reason_of
+from services.common.failpoints import passage
 from services.common.logs import get_logger
 from services.common.metrics import counter, gauge
 from services.store.change_log import ChangeLog, Page, Snapshot
@@ -172,7 +173,9 @@ class Publisher:
             batches=batches_of(page.changes),
             reset=page.reset,
         )
+        passage("publish.send")
         response: matcher_pb2.PublishResponse = self._stub.Publish(request, timeout=self._timeout)
+        passage("publish.acknowledge")
         return response.durable_sequence
 
     def _start_over(self, why: str) -> None:

@@ -1,8 +1,9 @@
 """One lookup's question, and the pieces of stored chunks that answer it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from typing import NamedTuple
 
 from blake3 import blake3
@@ -11,7 +12,7 @@ from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import store_pb2
 from services.common.errors import KvblendError
 from services.common.identity import Chunk as ChainChunk
-from services.common.identity import chain_chunks, chain_start
+from services.common.identity import chain_start, cut_chain, validate_spans
 from services.common.tokens import TOKEN_BYTES, TokenArray, decode_tokens
 from services.store.objects import ChunkKey
 from services.store.spaces import ResolvedSpace
@@ -54,8 +55,19 @@ class Query:
         return len(self.data) // TOKEN_BYTES
 
     @cached_property
+    def _chain(self) -> "_LazyChain":
+        start = chain_start(self.space.root, b"")
+        return _LazyChain(cut_chain(start, self.tokens, self.space.shape.chunk_tokens, self.spans))
+
+    @property
     def chain(self) -> list[ChainChunk]:
-        return chain_chunks(chain_start(self.space.root, b""), self.tokens, self.space.shape.chunk_tokens, self.spans)
+        """All chunks of the prompt."""
+        return self._chain.upto(self.count)
+
+    def chunk(self, index: int) -> ChainChunk | None:
+        """Chunk `index` of the chain; those behind it are not hashed. None: the prompt ends before it."""
+        known = self._chain.upto(index + 1)
+        return known[index] if index < len(known) else None
 
     @property
     def domains(self) -> tuple[pb.Domain, ...]:
@@ -70,7 +82,22 @@ class Query:
         """Equal for queries that must get the same answer."""
         flags = bytes([self.want_segments, self.accept_blended, *self.context_classes])
         spans = b"".join(span.SerializeToString(deterministic=True) for span in self.spans)
-        return blake3(self.space.root + len(flags).to_bytes(4, "little") + flags + self.data + spans).digest()
+        hasher = blake3(self.space.root + len(flags).to_bytes(4, "little") + flags)
+        return hasher.update(self.data).update(spans).digest()
+
+
+class _LazyChain:
+    """Chunks that are cut, and hashed, when somebody asks for them."""
+
+    def __init__(self, cutting: Iterator[ChainChunk]) -> None:
+        self._cutting = cutting
+        self._chunks: list[ChainChunk] = []
+
+    def upto(self, count: int) -> list[ChainChunk]:
+        """At least the first `count` chunks, unless there are fewer."""
+        if len(self._chunks) < count:
+            self._chunks.extend(islice(self._cutting, count - len(self._chunks)))
+        return self._chunks
 
 
 def make_query(request: store_pb2.LookupRequest, space: ResolvedSpace) -> Query:
@@ -87,6 +114,5 @@ def make_query(request: store_pb2.LookupRequest, space: ResolvedSpace) -> Query:
         prefill_tokens_per_second=request.prefill_tokens_per_second,
     )
     # Tokens and spans are checked before anything starts.
-    if not query.chain:
-        raise KvblendError("EMPTY_PROMPT", "tokens is empty; at least one token is needed")
+    validate_spans(query.spans, len(query.tokens))
     return query

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from kvblend.v1 import object_pb2
 from services.common.arena_format import FLAG_IN_L2, FLAG_PINNED, BlockState
+from services.common.failpoints import passage
 from services.common.identity import OBJECT_FORMAT_VERSION
 from services.common.logs import get_logger
 from services.store.allocator import Allocator
@@ -39,6 +40,7 @@ def open_pool(arena: Arena) -> Found:
         headers.free(header)
     kept = []
     for header in headers.in_state(*_IN_USE):
+        passage("recovery.header")
         state = headers.state(header)
         if state != BlockState.COMMITTED and not is_held(arena.directory, headers.session(header)):
             headers.free(header)
@@ -76,6 +78,7 @@ def restore(found: Found, arena: Arena, state: StoreState, writes: Writes, sessi
         writes.adopt_quarantined(header, headers.session(header), headers.get(header, "reservation"))
     with state.lock:
         for header in found.committed:
+            passage("recovery.object")
             meta = found.pool.read_meta(header)
             if meta is None or not _restore_object(state, header, meta):
                 _log.warning("committed object cannot be used, dropped", header=header)

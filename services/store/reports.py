@@ -1,6 +1,6 @@
 """What the store says of itself: usage, tiers, counters, and what it depends on."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import store_pb2
@@ -26,13 +26,16 @@ def stats_of(parts: Parts, latencies: Sequence[pb.LatencySummary]) -> store_pb2.
     state, counts = parts.state, parts.state.stats
     tiers = _tiers(parts)
     with state.lock:
+        reserved, quarantined = parts.writes.reserved(), [*parts.writes.quarantined(), *state.condemned]
         return store_pb2.GetStoreStatsResponse(
             spaces=_spaces(parts),
             tiers=tiers,
             held_leases=state.leases.held_count,
             busy_leases=state.leases.busy_count,
-            reserved_objects=parts.writes.reserved_count,
-            quarantined_objects=parts.writes.quarantined_count + state.condemned_count,
+            reserved_objects=len(reserved),
+            reserved_bytes=_bytes_of(parts, reserved),
+            quarantined_objects=len(quarantined),
+            quarantined_bytes=_bytes_of(parts, quarantined),
             lookups=counts.get("lookups"),
             requested_tokens=counts.get("requested_tokens"),
             prefix_hit_tokens=counts.get("prefix_hit_tokens"),
@@ -45,6 +48,10 @@ def stats_of(parts: Parts, latencies: Sequence[pb.LatencySummary]) -> store_pb2.
             position=state.outbox.position(),
             tenants=state.usage.report(),
         )
+
+
+def _bytes_of(parts: Parts, headers: Iterable[int]) -> int:
+    return sum(parts.state.pool.headers.get(header, "capacity_bytes") for header in headers)
 
 
 def _spaces(parts: Parts) -> list[store_pb2.SpaceUsage]:

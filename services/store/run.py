@@ -1,17 +1,19 @@
 """One lookup while it is made: what it has leased so far, and what its answer will say."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import store_pb2
 from services.store import prefix, segments
 from services.store.catalog import Chunk
 from services.store.cover import Cover, hashes_of, keys_of, lengths_of, trim
+from services.store.leased import object_columns
 from services.store.leases import HolderKey
 from services.store.objects import ChunkKey
 from services.store.query import Piece, Query
-from services.store.state import StoreState, rank_objects
+from services.store.state import StoreState
 
 
 @dataclass
@@ -20,6 +22,9 @@ class Missing:
 
     late: set[ChunkKey] = field(default_factory=set)
     slow: set[ChunkKey] = field(default_factory=set)
+
+    def __bool__(self) -> bool:
+        return bool(self.late or self.slow)
 
     def reason(self, key: ChunkKey) -> pb.Reason:
         if key in self.late:
@@ -37,7 +42,7 @@ class Run:
         self.missing = Missing()
         self.from_l2: set[ChunkKey] = set()
         # What a matcher claims, and its reasons for the rest.
-        self.claims: list[Piece] = []
+        self.claims: Sequence[Piece] = ()
         self.rest: list[pb.Shortfall] = []
         # Why tokens are not served that nothing else explains.
         self.default: tuple[pb.Reason, str] = (pb.REASON_UNKNOWN_TEXT, "")
@@ -59,61 +64,66 @@ class Run:
         """Position of the token that is always computed, for its logits."""
         return self.query.count - 1
 
-    def _lease(self, key: ChunkKey) -> bool:
-        """The chunk is here and leased."""
-        if key in self._leased:
-            return True
-        chunk = self._state.usable(key)
-        if chunk is None or self.full:
-            return False
-        self.full = not self._state.lease(self.holder, chunk)
-        if self.full:
-            return False
-        self._leased[key] = chunk
-        return True
+    def _lease(self, chunks: Sequence[Chunk]) -> int:
+        """How many of these chunks, which are here, are leased now: from the first on, as far as the caps allow."""
+        leased = self._leased
+        new = {chunk.key: chunk for chunk in chunks if chunk.key not in leased}
+        taken = 0 if self.full else self._state.lease(self.holder, list(new.values()))
+        if taken == len(new):
+            leased.update(new)
+            return len(chunks)
+        self.full = True
+        leased.update(islice(new.items(), taken))
+        return next(index for index, chunk in enumerate(chunks) if chunk.key not in leased)
 
     def extend_prefix(self) -> None:
         """Whole chunks as far as they go, then the best beginning of the next."""
         del self._prefix[self.whole_chunks :]
-        for piece in prefix.walk(self._state, self.query, self.whole_chunks):
-            if not self._lease(piece.key):
-                break
-            self._prefix.append(piece)
-            self.whole_chunks += 1
+        pieces, chunks = prefix.walk(self._state, self.query, self.whole_chunks)
+        taken = self._lease(chunks)
+        self._prefix += pieces[:taken]
+        self.whole_chunks += taken
         edge = prefix.edge(self._state, self.query, self.whole_chunks)
-        if edge is not None and self._lease(edge.key):
-            self._prefix.append(edge)
-        self._state.touch(self._leased[piece.key] for piece in self._prefix)
+        if edge is not None and self._lease([edge[1]]):
+            self._prefix.append(edge[0])
+        self._state.touch([self._leased[piece.key] for piece in self._prefix])
 
     def _explain_break(self) -> None:
-        for index, chunk in enumerate(self.query.chain[self.whole_chunks :], self.whole_chunks):
-            reasons = [self.missing.reason(key) for key in self.query.prefix_keys(chunk)]
-            reason = max(reasons)
-            if not reason and index == self.whole_chunks:
+        """Chunks behind the break have a reason of their own only if L2 has them."""
+        here = self.whole_chunks
+        following = self.query.chain[here:] if self.missing else [self.query.chunk(here)]
+        for index, chunk in enumerate(following, here):
+            if chunk is None:
+                break
+            reason = max(self.missing.reason(key) for key in self.query.prefix_keys(chunk))
+            if not reason and index == here:
                 reason = pb.REASON_QUOTA if self.full else prefix.why_broken(self._state, self.query, index)
             if reason:
                 self._cover.explain(chunk.first, chunk.first + chunk.tokens, reason)
 
     def take_segments(self) -> list[Piece]:
         """Leases what is here of the matcher's claims; returns those whose chunks are not in the arena."""
-        self._served, absent = [], []
-        for claim in trim(self.claims, self.prefix_end, self.last_token):
-            piece, reason = segments.check(self._state, self.query, claim)
-            if piece is not None and self._lease(piece.key):
-                self._served.append(piece)
-                continue
+        claims = trim(self.claims, self.prefix_end, self.last_token)
+        pieces, chunks, refused = segments.check(self._state, self.query, claims)
+        if self._lease(chunks) < len(chunks):
+            for piece in pieces:
+                if piece.key not in self._leased:
+                    self._cover.explain(piece.position, piece.end, pb.REASON_QUOTA)
+        self._served = [piece for piece in pieces if piece.key in self._leased]
+        absent = []
+        for claim, reason in refused:
             if reason == pb.REASON_EVICTED:
                 absent.append(claim)
-                reason = self.missing.reason(claim.key) or reason
-            self._cover.explain(claim.position, claim.end, pb.REASON_QUOTA if piece is not None else reason)
-        self._state.touch(self._leased[piece.key] for piece in self._served)
+            late = self.missing.reason(claim.key) if reason == pb.REASON_EVICTED else pb.REASON_UNSPECIFIED
+            self._cover.explain(claim.position, claim.end, late or reason)
+        self._state.touch([self._leased[piece.key] for piece in self._served])
         return absent
 
-    def objects(self, known: Iterable[ChunkKey] = ()) -> list[store_pb2.LeasedObject]:
+    def objects(self, known: Iterable[ChunkKey] = ()) -> store_pb2.ObjectColumns:
         """Objects of the run's rank that are leased, but those of `known` chunks."""
         skip = set(known)
         chunks = [chunk for key, chunk in self._leased.items() if key not in skip]
-        return leased_objects(self._state, chunks, self.holder.rank)
+        return object_columns(self._state, chunks, self.holder.rank)
 
     @property
     def leased_keys(self) -> list[ChunkKey]:
@@ -126,8 +136,7 @@ class Run:
         before = trim(self._prefix, 0, last)
         end = before[-1].end if before else 0
         behind = trim(self._served, end, last)
-        for piece in [*before, *behind]:
-            self._cover.serve(piece)
+        self._cover.serve([*before, *behind])
         self._cover.explain(last, last + 1, pb.REASON_LAST_TOKEN)
         blended = next((piece.position for piece in before if piece.key.domain == pb.DOMAIN_BLENDED), end)
         keys = keys_of([*before, *behind])
@@ -137,26 +146,9 @@ class Run:
             blended_tokens=end - blended,
             prefix_hashes=hashes_of(before),
             prefix_lengths=lengths_of(before),
-            segments=segments.segments_of(self._state, behind),
+            segments=segments.columns_of(behind, self._leased),
             shortfalls=self._cover.shortfalls(self.rest, reason, detail),
             epoch=epoch,
-            l1_chunks=sum(key not in self.from_l2 for key in keys),
-            l2_chunks=sum(key in self.from_l2 for key in keys),
+            l1_chunks=len(keys) - (from_l2 := len(self.from_l2.intersection(keys))),
+            l2_chunks=from_l2,
         )
-
-
-def leased_objects(state: StoreState, chunks: Iterable[Chunk], rank: int) -> list[store_pb2.LeasedObject]:
-    """One rank's objects of leased chunks."""
-    return [
-        store_pb2.LeasedObject(
-            place=state.pool.place(header, group),
-            chain_hash=chunk.key.chain_hash,
-            domain=chunk.key.domain,
-            tokens=chunk.info.token_count,
-            stored_position=chunk.info.stored_position,
-            checksum=state.pool.headers.get(header, "checksum"),
-            verify=header in state.unverified,
-        )
-        for chunk in chunks
-        for group, header in rank_objects(chunk, rank)
-    ]

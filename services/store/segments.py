@@ -4,30 +4,42 @@ A matcher's answer is a hint: it may be late, and it comes over the network. Eac
 chunk is in the arena in full, its tokens are the prompt's, and its context class may serve.
 """
 
+from collections.abc import Mapping, Sequence
 from itertools import repeat
 
 import numpy as np
-import numpy.typing as npt
 
 from kvblend.v1 import common_pb2 as pb
-from kvblend.v1 import matcher_pb2
+from services.common.columns import Numbers, u32s
+from services.common.errors import KvblendError
 from services.common.identity import HASH_BYTES
-from services.common.tokens import TOKEN_BYTES
+from services.common.tokens import TOKEN_BYTES, encode_u32
 from services.store.catalog import Chunk
-from services.store.cover import hashes_of, join_runs, lengths_of
-from services.store.objects import ChunkKey
+from services.store.objects import ChunkInfo, ChunkKey
 from services.store.query import Piece, Query
 from services.store.state import StoreState
 
 
-def claims_of(query: Query, columns: matcher_pb2.SegmentColumns) -> list[Piece]:
+def claims_of(query: Query, columns: pb.SegmentColumns) -> list[Piece]:
     """A matcher's segments, chunk by chunk.
 
     Columns that do not fit each other are ignored as a whole; else segments that contradict themselves, the
     prompt or the segments before them.
     """
-    starts, stored, lengths = _u32(columns.query_positions), _u32(columns.stored_positions), _u32(columns.lengths)
-    skips, counts, chunk_lengths = _u32(columns.skip_tokens), _u32(columns.chunk_counts), _u32(columns.chunk_lengths)
+    try:
+        starts, stored, lengths, skips, counts, chunk_lengths = map(
+            u32s,
+            (
+                columns.query_positions,
+                columns.stored_positions,
+                columns.lengths,
+                columns.skip_tokens,
+                columns.chunk_counts,
+                columns.chunk_lengths,
+            ),
+        )
+    except KvblendError:
+        return []
     domains = np.frombuffer(columns.domains, np.uint8)
     if len({column.size for column in (starts, stored, lengths, skips, counts, domains)}) > 1:
         return []
@@ -53,59 +65,83 @@ def claims_of(query: Query, columns: matcher_pb2.SegmentColumns) -> list[Piece]:
     return list(map(Piece, positions, keys, offsets_of, lengths_of_pieces, origins))
 
 
-def _u32(column: bytes) -> npt.NDArray[np.int64]:
-    """Nothing if the bytes are not whole numbers."""
-    whole = column if len(column) % TOKEN_BYTES == 0 else b""
-    return np.frombuffer(whole, "<u4").astype(np.int64)
-
-
-def _running_sum(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _running_sum(values: Numbers) -> Numbers:
     """[n] -> [n + 1], from 0."""
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(values)))
 
 
-def check(state: StoreState, query: Query, claim: Piece) -> tuple[Piece | None, pb.Reason]:
-    """The piece that may be served, else (None, why not). REASON_EVICTED: the chunk is not in the arena.
+def check(
+    state: StoreState, query: Query, claims: Sequence[Piece]
+) -> tuple[list[Piece], list[Chunk], list[tuple[Piece, pb.Reason]]]:
+    """The pieces that may be served, the chunk behind each, and the claims that may not, with why not.
 
-    Needs the lock.
+    REASON_EVICTED: the chunk is not in the arena. Needs the lock.
     """
-    chunk = state.usable(claim.key)
-    if chunk is None:
-        known = state.catalog.get(claim.key)
-        return None, pb.REASON_INCOMPLETE_RANKS if known and not known.complete else pb.REASON_EVICTED
-    if chunk.info.context_class not in query.context_classes:
-        return None, pb.REASON_CONTEXT_CLASS_NOT_ALLOWED
-    if not chunk.info.matchable:
-        return None, pb.REASON_OPAQUE_SPAN
-    if not _same_tokens(query, claim, chunk):
-        state.stats.add("false_claims")
-        return None, pb.REASON_UNKNOWN_TEXT
-    return claim._replace(stored_position=chunk.info.stored_position + claim.offset), pb.REASON_UNSPECIFIED
+    pieces: list[Piece] = []
+    chunks: list[Chunk] = []
+    refused: list[tuple[Piece, pb.Reason]] = []
+    for claim, chunk in zip(claims, state.all_usable([claim.key for claim in claims]), strict=True):
+        if chunk is None:
+            known = state.catalog.get(claim.key)
+            refused.append((claim, pb.REASON_INCOMPLETE_RANKS if known and not known.complete else pb.REASON_EVICTED))
+        elif reason := _hindrance(query, claim, chunk.info):
+            refused.append((claim, reason))
+            state.stats.add("false_claims", reason == pb.REASON_UNKNOWN_TEXT)
+        else:
+            stored = chunk.info.stored_position + claim.offset
+            pieces.append(claim if claim.stored_position == stored else claim._replace(stored_position=stored))
+            chunks.append(chunk)
+    return pieces, chunks, refused
 
 
-def _same_tokens(query: Query, claim: Piece, chunk: Chunk) -> bool:
-    start, size = TOKEN_BYTES * claim.offset, TOKEN_BYTES * claim.length
-    asked = TOKEN_BYTES * claim.position
-    return chunk.info.tokens[start : start + size] == query.data[asked : asked + size]
+def _hindrance(query: Query, claim: Piece, info: ChunkInfo) -> pb.Reason:
+    """Why a chunk that is here may not serve the claim; REASON_UNSPECIFIED: it may."""
+    if info.context_class not in query.context_classes:
+        return pb.REASON_CONTEXT_CLASS_NOT_ALLOWED
+    if not info.matchable:
+        return pb.REASON_OPAQUE_SPAN
+    tokens = info.tokens
+    if claim.offset or TOKEN_BYTES * claim.length != len(tokens):
+        start = TOKEN_BYTES * claim.offset
+        tokens = tokens[start : start + TOKEN_BYTES * claim.length]
+    same = len(tokens) == TOKEN_BYTES * claim.length and query.data.startswith(tokens, TOKEN_BYTES * claim.position)
+    return pb.REASON_UNSPECIFIED if same else pb.REASON_UNKNOWN_TEXT
 
 
-def segments_of(state: StoreState, pieces: list[Piece]) -> list[pb.Segment]:
-    """Segments of an answer, out of pieces that are leased. Needs the lock."""
-    segments = []
-    for run in join_runs(pieces):
-        first = run[0]
-        chunk = state.catalog.get(first.key)
-        segments.append(
-            pb.Segment(
-                query_position=first.position,
-                stored_position=first.stored_position,
-                length=sum(piece.length for piece in run),
-                domain=first.key.domain,
-                context_class=chunk.info.context_class if chunk else pb.CONTEXT_CLASS_UNSPECIFIED,
-                document=chunk.info.document if chunk else "",
-                chain_hashes=hashes_of(run),
-                chunk_lengths=lengths_of(run),
-                skip_tokens=first.offset,
-            )
-        )
-    return segments
+def columns_of(pieces: Sequence[Piece], chunk_of: Mapping[ChunkKey, Chunk]) -> pb.SegmentColumns:
+    """An answer's segments, out of pieces that are leased: those that follow each other in the prompt and where they
+    were stored form one."""
+    if not pieces:
+        return pb.SegmentColumns()
+    positions, keys, offsets, lengths, stored = zip(*pieces, strict=True)
+    starts, lengths_of_all = np.array(positions), np.array(lengths)
+    first = _run_starts(starts, lengths_of_all, np.array(offsets), np.array(stored), [key.domain for key in keys])
+    ends = np.append(first[1:], len(pieces))
+    infos = [chunk_of[keys[index]].info for index in first.tolist()]
+    documents = {info.document: 0 for info in infos}
+    documents = {document: index for index, document in enumerate(documents)}
+    return pb.SegmentColumns(
+        query_positions=encode_u32(starts[first]),
+        stored_positions=encode_u32(np.array(stored)[first]),
+        lengths=encode_u32(np.add.reduceat(lengths_of_all, first)),
+        skip_tokens=encode_u32(np.array(offsets)[first]),
+        domains=bytes([keys[index].domain for index in first.tolist()]),
+        context_classes=bytes([info.context_class for info in infos]),
+        document_indexes=encode_u32([documents[info.document] for info in infos]),
+        documents=documents,
+        chunk_counts=encode_u32(ends - first),
+        chain_hashes=b"".join([key.chain_hash for key in keys]),
+        chunk_lengths=encode_u32(lengths),
+    )
+
+
+def _run_starts(starts: Numbers, lengths: Numbers, offsets: Numbers, stored: Numbers, domains: list[int]) -> Numbers:
+    """Indexes of the pieces that do not continue the one before them."""
+    kinds = np.array(domains)
+    continues = (
+        (starts[1:] == starts[:-1] + lengths[:-1])
+        & (offsets[1:] == 0)
+        & (kinds[1:] == kinds[:-1])
+        & (stored[1:] == stored[:-1] + lengths[:-1])
+    )
+    return np.flatnonzero(np.append(True, ~continues))

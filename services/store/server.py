@@ -43,7 +43,7 @@ def build(settings: StoreSettings, stack: ExitStack) -> GrpcServer:
     tier = make_tier(settings)
     state, writes, sessions = make_state(settings, arena, Clock(), tier.tier_id if tier else "")
     if settings.matcher_target:
-        client = stack.enter_context(closing(MatcherClient(settings.matcher_target)))
+        client = stack.enter_context(closing(MatcherClient(settings.matcher_target, server.latencies)))
         publisher = Publisher(settings.name, arena.epoch, settings.matcher_target, state.snapshot)
         parts = compose(settings, arena, state, writes, sessions, publisher, client, tier)
         publisher.start()

@@ -8,6 +8,7 @@ from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import store_pb2, store_pb2_grpc
 from services.common.arena_format import FORMAT_VERSION
 from services.common.errors import KvblendError
+from services.common.failpoints import passage
 from services.common.identity import HASH_VERSION, OBJECT_FORMAT_VERSION
 from services.common.lifecycle import Boot
 from services.common.metrics import Latencies
@@ -114,7 +115,7 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):
             for ref in corrupt:
                 state.report_corrupt(holder, ref)
             for ref in dict.fromkeys([*_refs(request.objects), *corrupt]):
-                state.leases.end(holder, ref)
+                state.end_copy(holder, ref, request.keep)
         return store_pb2.EndCopyResponse()
 
     def ReleaseLeases(
@@ -153,6 +154,7 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):
         expires_at = state.clock.wall() + options.ttl_seconds if options.ttl_seconds else 0.0
         promise = Promise(options.document, options.pinned, expires_at)
         number, grants = parts.writes.reserve(request.session_id, space, request.rank, wishes, promise)
+        passage("reserve.answer")
         return store_pb2.ReserveResponse(
             reservation_id=number, chunks=grants, ttl_ms=int(1e3 * parts.writes.ttl), epoch=parts.arena.epoch
         )
@@ -160,6 +162,7 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):
     def Commit(self, request: store_pb2.CommitRequest, _context: grpc.ServicerContext) -> store_pb2.CommitResponse:
         written = [((item.object.header, item.object.generation), item.checksum) for item in request.written]
         reasons, position = self._parts.writes.commit(request.session_id, request.reservation_id, written)
+        passage("commit.answer")
         return store_pb2.CommitResponse(reasons=reasons, position=position)
 
     def Abort(self, request: store_pb2.AbortRequest, _context: grpc.ServicerContext) -> store_pb2.AbortResponse:

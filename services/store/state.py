@@ -5,18 +5,20 @@ Critical sections are short and do no I/O. Every method needs the lock unless it
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import object_pb2
 from services.common.arena_format import FLAG_IN_L2, FLAG_PINNED, BlockState
+from services.common.failpoints import passage
 from services.store.blocks import BlockPool, Writer, block_bytes
 from services.store.catalog import Catalog, Chunk
 from services.store.changes import STORE_OWNER, Added, Change, Removed
 from services.store.eviction import FairShares
-from services.store.leases import HolderKey, LeaseTable, Ref
+from services.store.leases import HolderKey, LeaseTable, Objects, Ref
+from services.store.names import ANY
 from services.store.objects import ChunkKey, ObjectKey, info_of
 from services.store.stats import Stats
 from services.store.usage import Usage
@@ -89,9 +91,9 @@ class StoreState:
         return self._outbox
 
     @property
-    def condemned_count(self) -> int:
-        """Blocks that left the catalog while they were copied."""
-        return len(self._condemned)
+    def condemned(self) -> frozenset[int]:
+        """Headers of the blocks that left the catalog while they were copied."""
+        return frozenset(self._condemned)
 
     # Room.
 
@@ -150,13 +152,13 @@ class StoreState:
 
     def commit_object(self, key: ObjectKey, header: int, meta: object_pb2.ObjectMeta, in_l2: bool = False) -> Chunk:
         """The block's payload is whole: it becomes visible, and the chunk with its last object."""
-        pinned = meta.pinned and self.usage.may_pin(meta.tenant, self.pool.headers.get(header, "capacity_bytes"))
-        flags = (FLAG_PINNED if pinned else 0) | (FLAG_IN_L2 if in_l2 else 0)
+        flags = (FLAG_PINNED if meta.pinned else 0) | (FLAG_IN_L2 if in_l2 else 0)
         self.pool.commit(header, meta, flags)
+        passage("commit.visible")
         first = self.catalog.get(key.chunk) is None
         chunk = self.adopt(key, header, meta)
         if first:
-            if pinned:
+            if meta.pinned:
                 self.usage.pin(chunk)
             self.set_expiry(chunk, meta.expires_at)
         chunk.in_l2 = chunk.in_l2 or in_l2
@@ -171,8 +173,7 @@ class StoreState:
         first = self.catalog.get(key.chunk) is None
         chunk = self.catalog.add_object(key.chunk, info_of(meta), key.group, key.rank, header)
         self.usage.hold(chunk, self.pool.headers.get(header, "capacity_bytes"))
-        if meta.document:
-            chunk.documents.add(meta.document)
+        chunk.documents.update(meta.documents)
         if first:
             self.policy.added(chunk, self.clock.now())
         return chunk
@@ -184,6 +185,7 @@ class StoreState:
         self.usage.release(chunk)
         self.policy.removed(chunk)
         self._expiring.discard(chunk)
+        passage("evict.chunk")
         for header in chunk.objects.values():
             self.unverified.discard(header)
             if self.leases.is_copied(header):
@@ -204,23 +206,41 @@ class StoreState:
         chunk = self.catalog.get(key)
         return chunk if chunk is not None and chunk.usable(self.clock.wall()) else None
 
-    def touch(self, chunks: Iterable[Chunk]) -> None:
-        """One request reuses them; in the order of its tokens."""
-        self.policy.used(list(chunks), self.clock.now())
+    def all_usable(self, keys: Iterable[ChunkKey]) -> list[Chunk | None]:
+        """As `usable`, for each key."""
+        wall = self.clock.wall()
+        chunks = map(self.catalog.get, keys)
+        return [chunk if chunk is not None and chunk.usable(wall) else None for chunk in chunks]
 
-    def lease(self, holder: HolderKey, chunk: Chunk) -> bool:
-        """HELD leases on the rank's objects of a usable chunk; False: a cap forbids it."""
-        headers = self.pool.headers
-        objects = rank_objects(chunk, holder.rank)
-        refs = [(self.ref(header), headers.get(header, "capacity_bytes")) for _, header in objects]
-        return self.leases.acquire(holder, chunk.info.tenant, chunk, refs, self.clock.now())
+    def touch(self, chunks: Sequence[Chunk]) -> None:
+        """One request reuses them; in the order of its tokens."""
+        self.policy.used(chunks, self.clock.now())
+
+    def lease(self, holder: HolderKey, chunks: Sequence[Chunk]) -> int:
+        """HELD leases on the rank's objects of usable chunks of one space, each given once.
+
+        Returns of how many of the chunks, from the first on: a cap may forbid the rest.
+        """
+        if not chunks:
+            return 0
+        headers, owners = rank_objects(chunks, holder.rank)
+        generations, sizes = self.pool.headers.columns(headers, "generation", "capacity_bytes")
+        objects = Objects(owners, headers, generations.tolist(), sizes.tolist())
+        leased = self.leases.acquire(holder, chunks[0].info.tenant, objects, self.clock.now())
+        return leased // chunks[0].info.groups
 
     def begin_copy(self, holder: HolderKey, ref: Ref) -> pb.Reason:
         """HELD -> BUSY; REASON_UNSPECIFIED: the copy may begin."""
+        passage("copy.begin")
         headers = self.pool.headers
         if headers.is_current(*ref) and headers.state(ref[0]) == BlockState.COMMITTED:
             return self.leases.begin(holder, ref)
         return self.leases.why_lost(holder, ref) or pb.REASON_STALE_GENERATION
+
+    def end_copy(self, holder: HolderKey, ref: Ref, keep: bool = False) -> None:
+        """A copy has stopped; `keep`: the lease is HELD again."""
+        passage("copy.end")
+        self.leases.end(holder, ref, self.clock.now() if keep else None)
 
     def report_corrupt(self, holder: HolderKey, ref: Ref) -> None:
         """Whoever copies an object found that its bytes are not what was committed: the chunk leaves."""
@@ -232,15 +252,25 @@ class StoreState:
     def ref(self, header: int) -> Ref:
         return header, self.pool.headers.generation(header)
 
-    def keep(self, chunk: Chunk, document: str, pinned: bool, expires_at: float) -> None:
-        """A text that is here is stored again under a name: the longer promise holds."""
-        if document:
-            chunk.documents.add(document)
-        if pinned:
+    def keep(self, chunk: Chunk, document: str, pinned: bool, expires_at: float) -> bool:
+        """A text that is here is stored again under a name: the longer promise holds. False: its pin is over quota."""
+        if document and chunk.documents.isdisjoint((document, ANY)):
+            self._add_name(chunk, document)
+        may_pin = chunk.pinned or not pinned or self.usage.may_pin(chunk.info.tenant, chunk.size)
+        if pinned and may_pin:
             self.usage.pin(chunk)
         longest = max(chunk.expires_at, expires_at)
         self.set_expiry(chunk, 0.0 if 0.0 in (chunk.expires_at, expires_at) else longest)
         self._write_flags(chunk)
+        return may_pin
+
+    def _add_name(self, chunk: Chunk, document: str) -> None:
+        for header in chunk.objects.values():
+            chunk.documents.add(self.pool.add_name(header, document))
+        if chunk.in_l2 and chunk.complete:
+            # L2 must know the name as well: it is written there again.
+            chunk.in_l2 = False
+            self._on_complete(chunk)
 
     def set_expiry(self, chunk: Chunk, expires_at: float) -> None:
         """Unix seconds; 0: never."""
@@ -285,6 +315,11 @@ class StoreState:
         return [Added(key, STORE_OWNER, info) for key, info, _ in held] + in_l2
 
 
-def rank_objects(chunk: Chunk, rank: int) -> list[tuple[int, int]]:
-    """(group, header) of one rank's objects."""
-    return sorted((group, header) for (group, of_rank), header in chunk.objects.items() if of_rank == rank)
+def rank_objects(chunks: Sequence[Chunk], rank: int) -> tuple[list[int], Sequence[Chunk]]:
+    """(headers, chunk of each) of one rank's objects: all groups of the first chunk, of the second, and so on.
+
+    The chunks are complete and of one space.
+    """
+    groups = range(chunks[0].info.groups) if chunks else range(0)
+    headers = [chunk.objects[group, rank] for chunk in chunks for group in groups]
+    return headers, chunks if len(groups) == 1 else [chunk for chunk in chunks for _ in groups]

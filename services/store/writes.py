@@ -14,10 +14,12 @@ from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import object_pb2, store_pb2
 from services.common.arena_format import BlockState
 from services.common.errors import KvblendError
+from services.common.failpoints import passage
 from services.common.identity import Chunk as ChainChunk
 from services.store.blocks import Writer, block_bytes
 from services.store.catalog import Chunk, in_scope
 from services.store.leases import Ref
+from services.store.names import MAX_NAMES
 from services.store.objects import ChunkInfo, ChunkKey, ObjectKey, info_of, meta_of
 from services.store.spaces import ResolvedSpace
 from services.store.state import StoreState
@@ -54,6 +56,8 @@ class _Item:
     # Bytes of the arena.
     size: int
     cleared: bool = False
+    # Of others who offered the same text meanwhile, by document.
+    joined: dict[str, Promise] = field(default_factory=dict)
 
 
 @dataclass
@@ -79,15 +83,15 @@ class Writes:
         self.ttl = ttl
         self._open: dict[int, _Reservation] = {}
         self._quarantined: dict[int, _Quarantine] = {}
-        self._writing: dict[ObjectKey, _Reservation] = {}
+        self._writing: dict[ObjectKey, _Item] = {}
 
-    @property
-    def reserved_count(self) -> int:
-        return len(self._writing)
+    def reserved(self) -> list[int]:
+        """Headers of the blocks that agents may be writing, and may still commit."""
+        return [header for reservation in self._open.values() for header in reservation.items]
 
-    @property
-    def quarantined_count(self) -> int:
-        return sum(len(quarantine.headers) for quarantine in self._quarantined.values())
+    def quarantined(self) -> list[int]:
+        """Headers of the blocks that agents may be writing, in vain."""
+        return [header for quarantine in self._quarantined.values() for header in quarantine.headers]
 
     def reserve(
         self, session: bytes, space: ResolvedSpace, rank: pb.Rank, wishes: Sequence[Wish], promise: Promise
@@ -96,14 +100,18 @@ class Writes:
         state = self._state
         with state.lock:
             reservation = _Reservation(secrets.randbits(63) | 1, session, state.clock.now() + self.ttl)
-            grants = []
+            grants: list[store_pb2.ChunkGrant] = []
             full = pb.REASON_UNSPECIFIED
-            with self._protecting([chunk for wish in wishes if (chunk := state.catalog.get(wish.key))]):
-                for wish in wishes:
-                    grant = self._grant(reservation, space, rank, wish, promise, full)
-                    if grant.reason in _FULL:
-                        full = grant.reason
-                    grants.append(grant)
+            try:
+                with self._protecting([chunk for wish in wishes if (chunk := state.catalog.get(wish.key))]):
+                    for wish in wishes:
+                        grant = self._grant(reservation, space, rank, wish, promise, full)
+                        if grant.reason in _FULL and grant.outcome == store_pb2.CHUNK_OUTCOME_DECLINED:
+                            full = grant.reason
+                        grants.append(grant)
+            except BaseException:
+                self._free_rest(reservation)
+                raise
             for grant in grants:
                 if grant.outcome == store_pb2.CHUNK_OUTCOME_DECLINED:
                     state.stats.declined(pb.Reason.Name(grant.reason))
@@ -148,6 +156,7 @@ class Writes:
         if not missing:
             grant.outcome, grant.reason = store_pb2.CHUNK_OUTCOME_PRESENT, self._keep(wish, promise)
         elif any(key in self._writing for key in missing):
+            self._join(missing, promise)
             grant.outcome, grant.reason = store_pb2.CHUNK_OUTCOME_BEING_WRITTEN, pb.REASON_BEING_WRITTEN
         elif full or (full := self._take_blocks(reservation, space, rank, wish, missing, promise)):
             grant.reason = full
@@ -183,13 +192,17 @@ class Writes:
 
     def _keep(self, wish: Wish, promise: Promise) -> pb.Reason:
         """REASON_QUOTA: it stays as it is, but cannot be pinned."""
-        state = self._state
-        chunk = state.catalog.get(wish.key)
+        chunk = self._known(wish)
         if chunk is None or not promise.document:
             return pb.REASON_UNSPECIFIED
-        refused = promise.pinned and not chunk.pinned and not state.usage.may_pin(wish.info.tenant, chunk.size)
-        state.keep(chunk, promise.document, promise.pinned and not refused, promise.expires_at)
-        return pb.REASON_QUOTA if refused else pb.REASON_UNSPECIFIED
+        kept = self._state.keep(chunk, promise.document, promise.pinned, promise.expires_at)
+        return pb.REASON_UNSPECIFIED if kept else pb.REASON_QUOTA
+
+    def _join(self, keys: Iterable[ObjectKey], promise: Promise) -> None:
+        """Whoever writes these objects now stores them under this name too. Who joins later must offer them again."""
+        for item in [self._writing[key] for key in keys if key in self._writing]:
+            if promise.document and len(item.joined) < MAX_NAMES:
+                item.joined[promise.document] = promise
 
     def _take_blocks(
         self,
@@ -202,6 +215,7 @@ class Writes:
     ) -> pb.Reason:
         """A block for each object; or none at all, and why."""
         state = self._state
+        passage("reserve.chunk")
         taken: list[int] = []
         for key in missing:
             payload = space.shape.payload_bytes(key.group, wish.chunk.tokens)
@@ -219,8 +233,9 @@ class Writes:
                     state.pool.free(other)
                 return state.usage.why_refused(meta.tenant, size, meta.pinned)
             taken.append(header)
-            reservation.items[header] = _Item(key, meta, state.pool.headers.generation(header), size)
-            self._writing[key] = reservation
+            size = state.pool.headers.get(header, "capacity_bytes")
+            item = _Item(key, meta, state.pool.headers.generation(header), size)
+            reservation.items[header] = self._writing[key] = item
             state.usage.reserve(meta.tenant, size, meta.pinned)
         return pb.REASON_UNSPECIFIED
 
@@ -243,8 +258,10 @@ class Writes:
             if reservation is not None and reservation.session == session:
                 if reservation.deadline > state.clock.now():
                     del self._open[number]
-                    reasons = [self._commit_one(reservation, ref, checksum) for ref, checksum in written]
-                    self._free_rest(reservation)
+                    try:
+                        reasons = [self._commit_one(reservation, ref, checksum) for ref, checksum in written]
+                    finally:
+                        self._free_rest(reservation)
                     return reasons, state.outbox.position()
                 self._quarantine(reservation)
             if not self._release_quarantine(session, number):
@@ -258,15 +275,27 @@ class Writes:
             return pb.REASON_STALE_GENERATION
         if item.cleared:
             return pb.REASON_CLEARED
+        return self._make_visible(reservation, header, item, checksum)
+
+    def _make_visible(self, reservation: _Reservation, header: int, item: _Item, checksum: int) -> pb.Reason:
         item.meta.checksum = checksum
         info = info_of(item.meta)
         if not self._state.catalog.accepts(item.key.chunk, info, item.key.group, item.key.rank):
             chunk = self._state.catalog.get(item.key.chunk)
-            # The same object has come from L2 meanwhile, or the chunk was computed elsewhere.
-            return pb.REASON_UNSPECIFIED if chunk and chunk.info.fits(info) else pb.REASON_SUPERSEDED
-        del reservation.items[header]
-        self._forget_item(item)
-        self._state.commit_object(item.key, header, item.meta)
+            if chunk is None or not chunk.info.fits(info):
+                # Computed elsewhere meanwhile.
+                return pb.REASON_SUPERSEDED
+            # The same object has come from L2 meanwhile.
+            for document in item.meta.documents:
+                self._state.keep(chunk, document, item.meta.pinned, item.meta.expires_at)
+        else:
+            try:
+                chunk = self._state.commit_object(item.key, header, item.meta)
+            finally:
+                if self._state.catalog.of_header(header) is not None:
+                    self._forget_item(reservation.items.pop(header))
+        for promise in item.joined.values():
+            self._state.keep(chunk, promise.document, promise.pinned, promise.expires_at)
         return pb.REASON_UNSPECIFIED
 
     def _free_rest(self, reservation: _Reservation) -> None:
@@ -299,6 +328,7 @@ class Writes:
         del self._open[reservation.number]
         for header, item in reservation.items.items():
             self._forget_item(item)
+            passage("quarantine.state")
             self._state.pool.headers.set_state(header, BlockState.QUARANTINED)
         self._quarantined[reservation.number] = _Quarantine(reservation.session, list(reservation.items))
 
@@ -332,4 +362,4 @@ class Writes:
             for reservation in self._open.values():
                 for item in reservation.items.values():
                     meta = item.meta
-                    item.cleared |= in_scope(scope, meta.space_id, meta.tenant, [meta.document])
+                    item.cleared |= in_scope(scope, meta.space_id, meta.tenant, [*meta.documents, *item.joined])

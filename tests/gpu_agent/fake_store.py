@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent import futures
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,19 @@ SLAB_BYTES = 1 << 20
 SERVER_OPTIONS = [("grpc.so_reuseport", 0)]
 
 
+@dataclass
+class LeasedObject:
+    """One of the objects that ObjectColumns has as columns."""
+
+    place: store.ObjectPlace
+    chain_hash: bytes
+    domain: int
+    tokens: int
+    stored_position: int
+    checksum: int
+    verify: bool = False
+
+
 class FakeStore(store_pb2_grpc.StoreServiceServicer):
     """Grants what fits, remembers what was committed, leases what `answer` names."""
 
@@ -43,7 +57,7 @@ class FakeStore(store_pb2_grpc.StoreServiceServicer):
         self.calls: list[tuple[str, Any]] = []
         self.spaces: dict[bytes, common.ModelSpace] = {}
         # Committed objects in the order of their commit.
-        self.objects: list[store.LeasedObject] = []
+        self.objects: list[LeasedObject] = []
         self.summary = store.LookupSummary()
         self.errors: dict[str, list[str]] = {}
         # Called with the request before a method answers.
@@ -107,7 +121,7 @@ class FakeStore(store_pb2_grpc.StoreServiceServicer):
         with self._lock:
             return [request for called, request in self.calls if called == name]
 
-    def payload(self, item: store.LeasedObject) -> np.ndarray:
+    def payload(self, item: LeasedObject) -> np.ndarray:
         """The object's bytes in the arena, writable."""
         slab = np.memmap(slab_path(self.directory, item.place.slab), np.uint8, "r+")
         return slab[item.place.offset : item.place.offset + item.place.payload_bytes]
@@ -192,7 +206,7 @@ class FakeStore(store_pb2_grpc.StoreServiceServicer):
         for written in request.written:
             grant, place = reserved[written.object.header, written.object.generation]
             self.objects.append(
-                store.LeasedObject(
+                LeasedObject(
                     place=place,
                     chain_hash=grant.chain_hash,
                     domain=grant.domain,
@@ -207,8 +221,8 @@ class FakeStore(store_pb2_grpc.StoreServiceServicer):
     def Lookup(self, request: Any, context: Any) -> Iterator[Any]:
         self._enter("Lookup", request, context)
         half = len(self.objects) // 2
-        yield store.LookupResponse(objects=self.objects[:half])
-        yield store.LookupResponse(objects=self.objects[half:], summary=self.summary)
+        yield store.LookupResponse(objects=columns_of(self.objects[:half]))
+        yield store.LookupResponse(objects=columns_of(self.objects[half:]), summary=self.summary)
 
     def BeginCopy(self, request: Any, context: Any) -> Any:
         self._enter("BeginCopy", request, context)
@@ -262,10 +276,6 @@ class FakeStore(store_pb2_grpc.StoreServiceServicer):
     def serve_segment(self, query: int, first: int, length: int) -> None:
         """Tokens [first, first + length) of the committed text, at `query` of the prompt."""
         chunk = self.objects[0].tokens
-        segment = self.summary.segments.add(
-            query_position=query, stored_position=first, length=length, domain=self.objects[0].domain
-        )
-        segment.skip_tokens = first % chunk
         hashes, lengths, position = [], [], first
         while position < first + length:
             item = self.objects[position // chunk]
@@ -273,8 +283,44 @@ class FakeStore(store_pb2_grpc.StoreServiceServicer):
             hashes.append(item.chain_hash)
             lengths.append(end - position)
             position = end
-        segment.chain_hashes = b"".join(hashes)
-        segment.chunk_lengths = np.array(lengths, "<u4").tobytes()
+        segments = self.summary.segments
+        segments.query_positions += u32(query)
+        segments.stored_positions += u32(first)
+        segments.lengths += u32(length)
+        segments.domains += bytes([self.objects[0].domain])
+        segments.context_classes += bytes([common.CONTEXT_CLASS_ALONE])
+        segments.skip_tokens += u32(first % chunk)
+        segments.document_indexes += u32(0)
+        segments.documents[:] = [""]
+        segments.chunk_counts += u32(len(lengths))
+        segments.chain_hashes += b"".join(hashes)
+        segments.chunk_lengths += u32(*lengths)
+
+
+def u32(*values: int) -> bytes:
+    return b"".join(value.to_bytes(4, "little") for value in values)
+
+
+def u64(*values: int) -> bytes:
+    return b"".join(value.to_bytes(8, "little") for value in values)
+
+
+def columns_of(objects: list[LeasedObject]) -> store.ObjectColumns:
+    places = [item.place for item in objects]
+    return store.ObjectColumns(
+        headers=u32(*(place.header for place in places)),
+        generations=u64(*(place.generation for place in places)),
+        slabs=u32(*(place.slab for place in places)),
+        offsets=u64(*(place.offset for place in places)),
+        payload_bytes=u64(*(place.payload_bytes for place in places)),
+        groups=u32(*(place.group for place in places)),
+        chain_hashes=b"".join(item.chain_hash for item in objects),
+        domains=bytes(item.domain for item in objects),
+        tokens=u32(*(item.tokens for item in objects)),
+        stored_positions=u32(*(item.stored_position for item in objects)),
+        checksums=u64(*(item.checksum for item in objects)),
+        verify=bytes(item.verify for item in objects),
+    )
 
 
 def session_files(directory: Path) -> list[str]:

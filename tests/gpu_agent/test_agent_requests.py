@@ -8,6 +8,7 @@ from agent_rig import INSTANCE, SHAPE, CallFailed, Rig, blocks, failures, ranges
 from engine_memory import EngineMemory
 from fake_store import FakeStore
 
+from kvblend.results import Segments
 from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
 
@@ -134,10 +135,10 @@ def test_ending_during_a_retrieve_stops_it_and_ends_its_copies(stored: Rig) -> N
 def test_kept_leases_end_with_the_request(stored: Rig) -> None:
     stored.lookup(TEXT)
     stored.retrieve(OTHER, keep_leases=True)
-    assert not stored.fake.named("EndCopy")
+    (ended,) = stored.fake.named("EndCopy")
+    assert (len(ended.objects), ended.keep) == (3, True)
     stored.end()
-    stored.wait_for(lambda: len(stored.fake.named("EndCopy")) == 1)
-    assert len(stored.fake.named("EndCopy")[0].objects) == 3
+    stored.wait_for(lambda: len(stored.fake.named("EndRequest")) == 1)
 
 
 def test_a_segment_is_dropped_until_the_rope_is_proven(rig: Rig) -> None:
@@ -146,14 +147,14 @@ def test_a_segment_is_dropped_until_the_rope_is_proven(rig: Rig) -> None:
     rig.store(TEXT, STORED)
     rig.fake.serve_segment(5, 0, 40)
     answer = rig.lookup(list(range(60)))
-    assert not answer.segments
+    assert not answer.segments.lengths
     assert ("ROPE_NOT_REGISTERED", 40) in shortfalls(answer)
     rig.wait_for(lambda: [len(request.objects) for request in rig.fake.named("ReleaseLeases")] == [3])
     rig.prove_rope()
-    assert [item.length for item in rig.lookup(list(range(60)), "r2").segments] == [40]
+    assert [item.length for item in Segments(rig.lookup(list(range(60)), "r2").segments)] == [40]
     # The same engine that only registers again need not prove it again.
     rig.register(handles=other.handles)
-    assert [item.length for item in rig.lookup(list(range(60)), "r3").segments] == [40]
+    assert [item.length for item in Segments(rig.lookup(list(range(60)), "r3").segments)] == [40]
     other.close()
 
 

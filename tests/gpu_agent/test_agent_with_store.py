@@ -15,6 +15,7 @@ from engine_memory import rotate_slowly, same_bits
 from processes import Stack
 
 from kvblend.layouts import KvShape
+from kvblend.results import Segments
 from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
 from kvblend.v1 import store_pb2 as store
@@ -70,7 +71,7 @@ def test_what_is_stored_is_found_and_arrives(stack: Stack) -> None:
     prompt = [*range(60_000, 60_013), *TEXT[5:], *range(70_000, 70_009)]
     found = rig.lookup(prompt, "segment", at_least=[answer.position])
     assert found.prefix_tokens == 0
-    covered = [(item.query_position, item.stored_position, item.length) for item in found.segments]
+    covered = [(item.query_position, item.stored_position, item.length) for item in Segments(found.segments)]
     assert sum(length for _, _, length in covered) >= 48
     response = rig.retrieve(OTHER, "segment")
     assert not response.failed
@@ -91,7 +92,7 @@ def test_what_is_stored_is_found_and_arrives(stack: Stack) -> None:
     ]
     for number, space in enumerate(strangers):
         stranger = rig.lookup(prompt, f"stranger {number}", space=space, at_least=[answer.position])
-        assert (stranger.prefix_tokens, len(stranger.segments)) == (0, 0)
+        assert (stranger.prefix_tokens, len(stranger.segments.lengths)) == (0, 0)
         assert rig.lookup([*TEXT, 7], f"stranger prefix {number}", space=space).prefix_tokens == 0
     rig.space.weights_epoch = 1
     rig.register(instance_id="engine-2")

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import pytest
 from log_kit import SECONDS, OpenLog, append_all, drain, page
 from redis.crc import key_slot
-from redis_server import RedisServer, free_port
-from redis_topologies import Cluster, SentinelSet, client_of, port_of
+from redis_server import free_port
+from redis_topologies import Cluster, SentinelSet, client_of, move_slot, port_of
 
 from services.common.errors import KvblendError
 from services.matcher.log.base import START
@@ -53,18 +53,6 @@ def test_one_node_that_is_there_is_enough_to_find_the_cluster(
     for node in redis_cluster.nodes:
         log = opened(f"redis+cluster://127.0.0.1:{port_of(node)}", fresh_prefix)
         assert len(drain(log)) == 1
-
-
-def move_slot(source: RedisServer, target: RedisServer, key: bytes) -> None:
-    slot = key_slot(key)
-    with client_of(source) as old, client_of(target) as new:
-        names = [client.execute_command("CLUSTER", "MYID") for client in (old, new)]
-        new.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", names[0])
-        old.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", names[1])
-        keys = old.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 1000)
-        old.execute_command("MIGRATE", "127.0.0.1", port_of(target), "", 0, 10_000, "KEYS", *keys)
-        for client in (new, old):
-            client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", names[1])
 
 
 def test_a_log_that_is_moved_to_another_node_is_followed(

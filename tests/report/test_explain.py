@@ -15,6 +15,7 @@ from cli.report.model import Shortfall
 from kvblend.v1 import agent_pb2, agent_pb2_grpc
 from kvblend.v1 import common_pb2 as pb
 from services.common.errors import KvblendError, abort
+from services.common.tokens import encode_u32
 
 STORED = 5
 
@@ -52,9 +53,14 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):  # type: ignore[misc]
         answer = agent_pb2.LookupAnswer(
             state=agent_pb2.LOOKUP_STATE_DONE,
             prefix_tokens=2,
-            segments=[
-                pb.Segment(query_position=STORED, stored_position=900, length=total - STORED - 1, document="notes")
-            ],
+            segments=pb.SegmentColumns(
+                query_positions=encode_u32([STORED]),
+                stored_positions=encode_u32([900]),
+                lengths=encode_u32([total - STORED - 1]),
+                context_classes=bytes([pb.CONTEXT_CLASS_ALONE]),
+                document_indexes=encode_u32([0]),
+                documents=["notes"],
+            ),
             shortfalls=[pb.Shortfall(reason=pb.REASON_LAST_TOKEN, tokens=1)],
         )
         return agent_pb2.AgentServiceLookupResponse(answer=answer)

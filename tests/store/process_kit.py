@@ -1,24 +1,27 @@
 """A real store process, and an agent-like test process that maps its arena and copies."""
 
+import hashlib
 import importlib
 import mmap
+import os
 import queue
 import secrets
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import grpc
-from store_kit import checksum, known_bytes, model_space
+from store_kit import Leased, checksum, known_bytes, model_space, objects_in
 
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import store_pb2, store_pb2_grpc
 from services.common.arena_format import SessionFile, open_catalog, slab_path
 from services.common.channels import open_channel
+from services.common.failpoints import VARIABLE
 from services.common.tokens import encode_u32
 
 # The server for tests of what lies beside the store.
@@ -32,7 +35,15 @@ _MIB = 1 << 20
 class StoreProcess:
     """`python -m services.store` on a unix socket; `kill` is kill -9, `start` starts it again."""
 
-    def __init__(self, directory: Path, *flags: str, arena_bytes: int = 4 * _MIB, slab_bytes: int = _MIB) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *flags: str,
+        arena_bytes: int = 4 * _MIB,
+        slab_bytes: int = _MIB,
+        spawn: Callable[..., Any] = subprocess.Popen,
+    ) -> None:
+        """`spawn` starts the process, as Popen does."""
         self.arena = directory / "arena"
         self.target = f"unix:{directory}/store.sock"
         self._command = [sys.executable, "-m", "services.store", "--name", "t", "--listen", self.target]
@@ -40,23 +51,42 @@ class StoreProcess:
         self._command += ["--slab-bytes", str(slab_bytes), "--chunk-tokens", "16", "--log-level", "warning"]
         self._command += ["--drain-seconds", "0", "--grace-seconds", "0.2", *flags]
         self._log = directory / "store.log"
+        self._spawn = spawn
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, *more: str) -> Self:
+    @property
+    def runs(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def launch(self, *more: str, failpoints: str = "") -> None:
+        """Starts it with these failpoints armed; it may never get ready."""
         assert self.process is None, "it runs already"
         with self._log.open("ab") as log:
-            self.process = subprocess.Popen([*self._command, *more], stdout=log, stderr=log)
+            self.process = self._spawn(
+                [*self._command, *more], stdout=log, stderr=log, env=os.environ | {VARIABLE: failpoints}
+            )
+
+    def start(self, *more: str, failpoints: str = "") -> Self:
+        self.launch(*more, failpoints=failpoints)
+        assert self.becomes_ready(), self._log.read_text()
+        return self
+
+    def becomes_ready(self) -> bool:
+        """False: it died instead."""
+        assert self.process is not None
         with open_channel(self.target) as channel:
             stub: Any = store_pb2_grpc.StoreServiceStub(channel)  # type: ignore[no-untyped-call]
             limit = time.monotonic() + 60
             while True:
                 try:
                     stub.PingStore(store_pb2.PingStoreRequest(), timeout=1)
-                    return self
+                    return True
                 except grpc.RpcError:
-                    assert self.process.poll() is None, self._log.read_text()
+                    if self.process.poll() is not None:
+                        self.process = None
+                        return False
                     assert time.monotonic() < limit, "the store did not start"
-                    time.sleep(0.05)
+                    time.sleep(0.02)
 
     def kill(self) -> None:
         self._end(signal.SIGKILL)
@@ -104,9 +134,13 @@ class Agent:
         answer: store_pb2.SessionResponse = next(self._stream)
         return answer
 
-    def close(self, *, keep_file: bool = False) -> None:
+    def hang_up(self) -> None:
+        """Only the stream ends."""
         self._beats.put(None)
         self._stream.cancel()
+
+    def close(self, *, keep_file: bool = False) -> None:
+        self.hang_up()
         self._channel.close()
         if not keep_file:
             self._file.close()
@@ -132,8 +166,8 @@ class Agent:
         return memoryview(self._slabs[place.slab])[place.offset : place.offset + place.payload_bytes]
 
     def own_bytes(self, domain: int, chain_hash: bytes, place: store_pb2.ObjectPlace, rank: int = 0) -> bytes:
-        """What this agent's space holds under that key: the model space stands for the space."""
-        name = (self.space.model_space_id + self.space.tenant.encode() + bytes(16))[:16]
+        """What this agent's space holds under that key: model space and tenant stand for the space."""
+        name = hashlib.blake2b(self.space.model_space_id + self.space.tenant.encode(), digest_size=16).digest()
         return known_bytes(name, domain, chain_hash, place.group, rank, place.payload_bytes)
 
     def reserve(self, tokens: Sequence[int], document: str = "", **fields: object) -> store_pb2.ReserveResponse:
@@ -169,21 +203,22 @@ class Agent:
         return answer
 
     def lookup(
-        self, tokens: Sequence[int], request: str = "r", timeout: float = CALL_SECONDS, **fields: object
-    ) -> tuple[list[store_pb2.LeasedObject], store_pb2.LookupSummary]:
+        self, tokens: Sequence[int], request: str | pb.RequestKey = "r", timeout: float = CALL_SECONDS, **fields: object
+    ) -> tuple[list[Leased], store_pb2.LookupSummary]:
+        key = pb.RequestKey(request_id=request, attempt=1) if isinstance(request, str) else request
         parts = list(
             self.call(
                 "Lookup",
                 timeout,
-                request=pb.RequestKey(request_id=request, attempt=1),
+                request=key,
                 space=self.space,
                 tokens=encode_u32(tokens),
                 **fields,
             )
         )
-        return [item for part in parts for item in part.objects], parts[-1].summary
+        return [item for part in parts for item in objects_in(part.objects)], parts[-1].summary
 
-    def retrieve(self, objects: Sequence[store_pb2.LeasedObject], request: str = "r") -> list[int]:
+    def retrieve(self, objects: Sequence[Leased], request: str = "r") -> list[int]:
         """Copies as an agent does, and compares with what the keys must hold. Reasons, one an object."""
         refs = [store_pb2.ObjectRef(header=item.place.header, generation=item.place.generation) for item in objects]
         key = pb.RequestKey(request_id=request, attempt=1)

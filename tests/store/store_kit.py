@@ -31,11 +31,11 @@ OTHER_SESSION = bytes(range(16, 32))
 
 
 def model_space(
-    *, parallel: int = 1, groups: int = 1, epoch: int = 0, style: int = pb.ROPE_STYLE_NEOX
+    *, parallel: int = 1, groups: int = 1, layers: int = 1, epoch: int = 0, style: int = pb.ROPE_STYLE_NEOX
 ) -> pb.ModelSpace:
-    """A model whose object of 16 tokens has 1 KiB of KV."""
+    """A model whose object of 16 tokens has 1 KiB of KV for each layer."""
     rope = pb.Rope(style=style, rotary_size=8, inv_freq=np.linspace(1, 0.1, 4).tobytes())
-    group = pb.LayerGroup(attention=pb.ATTENTION_KIND_FULL, layers=1, kv_heads=parallel, head_size=8, rope=rope)
+    group = pb.LayerGroup(attention=pb.ATTENTION_KIND_FULL, layers=layers, kv_heads=parallel, head_size=8, rope=rope)
     return pb.ModelSpace(
         weights_fingerprint=hashlib.sha256(b"weights").digest(),
         kv_dtype=pb.DTYPE_FLOAT32,
@@ -109,9 +109,92 @@ class Outbox:
         return set(now)
 
 
-def columns_of(segments: Sequence[pb.Segment]) -> matcher_pb2.SegmentColumns:
+@dataclass
+class Segment:
+    """One of the segments that SegmentColumns has as columns."""
+
+    query_position: int
+    stored_position: int
+    length: int
+    domain: int = pb.DOMAIN_SEGMENT
+    context_class: int = pb.CONTEXT_CLASS_ALONE
+    document: str = ""
+    skip_tokens: int = 0
+    # N x 32, and N u32.
+    chain_hashes: bytes = b""
+    chunk_lengths: bytes = b""
+
+
+def segments_in(columns: pb.SegmentColumns) -> list[Segment]:
+    """A slow reading."""
+
+    def numbers(column: bytes) -> list[int]:
+        return [int.from_bytes(column[at : at + 4], "little") for at in range(0, len(column), 4)]
+
+    segments = []
+    first = 0
+    for number, count in enumerate(numbers(columns.chunk_counts)):
+        end = first + count
+        segments.append(
+            Segment(
+                numbers(columns.query_positions)[number],
+                numbers(columns.stored_positions)[number],
+                numbers(columns.lengths)[number],
+                columns.domains[number],
+                columns.context_classes[number],
+                columns.documents[numbers(columns.document_indexes)[number]],
+                numbers(columns.skip_tokens)[number],
+                columns.chain_hashes[32 * first : 32 * end],
+                columns.chunk_lengths[4 * first : 4 * end],
+            )
+        )
+        first = end
+    return segments
+
+
+@dataclass
+class Leased:
+    """One of the objects that ObjectColumns has as columns."""
+
+    place: store_pb2.ObjectPlace
+    chain_hash: bytes
+    domain: int
+    tokens: int
+    stored_position: int
+    checksum: int
+    verify: bool
+
+
+def objects_in(columns: store_pb2.ObjectColumns) -> list[Leased]:
+    """A slow reading."""
+
+    def number(column: bytes, index: int, size: int) -> int:
+        return int.from_bytes(column[size * index : size * (index + 1)], "little")
+
+    return [
+        Leased(
+            store_pb2.ObjectPlace(
+                header=number(columns.headers, index, 4),
+                generation=number(columns.generations, index, 8),
+                slab=number(columns.slabs, index, 4),
+                offset=number(columns.offsets, index, 8),
+                payload_bytes=number(columns.payload_bytes, index, 8),
+                group=number(columns.groups, index, 4),
+            ),
+            columns.chain_hashes[32 * index : 32 * (index + 1)],
+            columns.domains[index],
+            number(columns.tokens, index, 4),
+            number(columns.stored_positions, index, 4),
+            number(columns.checksums, index, 8),
+            bool(columns.verify[index]),
+        )
+        for index in range(len(columns.domains))
+    ]
+
+
+def columns_of(segments: Sequence[Segment]) -> pb.SegmentColumns:
     """The segments as a matcher's answer has them."""
-    return matcher_pb2.SegmentColumns(
+    return pb.SegmentColumns(
         query_positions=encode_u32([item.query_position for item in segments]),
         stored_positions=encode_u32([item.stored_position for item in segments]),
         lengths=encode_u32([item.length for item in segments]),
@@ -130,7 +213,7 @@ def columns_of(segments: Sequence[pb.Segment]) -> matcher_pb2.SegmentColumns:
 class FakeMatcher:
     """Answers what it was told to; raises if it was told to."""
 
-    segments: list[pb.Segment] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
     error: KvblendError | None = None
     # Of a request for certain positions.
     behind: KvblendError | None = None
@@ -303,23 +386,25 @@ class LocalStore:
         )
         holder = HolderKey(session, request, attempt, rank)
         responses = list(self.lookups.run(make_query(message, space), holder, at_least, remaining))
-        found = Found(space, holder, [item for part in responses for item in part.objects], responses[-1].summary)
+        found = Found(
+            space, holder, [item for part in responses for item in objects_in(part.objects)], responses[-1].summary
+        )
         assert found.total() == len(tokens), "prefix, segments and shortfalls must add up"
         for item in found.objects:
             self.check_bytes(found, item)
         return found
 
-    def check_bytes(self, found: "Found", item: store_pb2.LeasedObject) -> None:
+    def check_bytes(self, found: "Found", item: Leased) -> None:
         assert self.read(item.place) == found.bytes_of(item), "an object has another's bytes"
 
     def read(self, place: store_pb2.ObjectPlace) -> bytes:
         return bytes(self.arena.view(place.slab, place.offset, place.payload_bytes))
 
-    def begin(self, found: "Found", item: store_pb2.LeasedObject) -> int:
+    def begin(self, found: "Found", item: Leased) -> int:
         with self.state.lock:
             return self.state.begin_copy(found.holder, (item.place.header, item.place.generation))
 
-    def end(self, found: "Found", item: store_pb2.LeasedObject) -> None:
+    def end(self, found: "Found", item: Leased) -> None:
         with self.state.lock:
             self.state.leases.end(found.holder, (item.place.header, item.place.generation))
 
@@ -328,7 +413,7 @@ class LocalStore:
 class Found:
     space: ResolvedSpace
     holder: HolderKey
-    objects: list[store_pb2.LeasedObject]
+    objects: list[Leased]
     summary: store_pb2.LookupSummary
 
     @property
@@ -336,8 +421,12 @@ class Found:
         return self.summary.prefix_tokens
 
     @property
+    def segments(self) -> list[Segment]:
+        return segments_in(self.summary.segments)
+
+    @property
     def segment_tokens(self) -> int:
-        return sum(segment.length for segment in self.summary.segments)
+        return sum(segment.length for segment in self.segments)
 
     def total(self) -> int:
         return self.prefix + self.segment_tokens + sum(item.tokens for item in self.summary.shortfalls)
@@ -348,7 +437,7 @@ class Found:
             counts[item.reason] = counts.get(item.reason, 0) + item.tokens
         return counts
 
-    def bytes_of(self, item: store_pb2.LeasedObject) -> bytes:
+    def bytes_of(self, item: Leased) -> bytes:
         place = item.place
         return known_bytes(
             self.space.space_id, item.domain, item.chain_hash, place.group, self.holder.rank, place.payload_bytes

@@ -5,10 +5,9 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_kit import columns_of
+from store_kit import Segment, columns_of
 
 from kvblend.v1 import common_pb2 as pb
-from kvblend.v1 import matcher_pb2
 from services.common.tokens import encode_u32
 from services.store.objects import ChunkKey
 from services.store.query import Piece
@@ -29,9 +28,9 @@ COLUMNS = [
 
 
 @st.composite
-def segments(draw: st.DrawFn) -> pb.Segment:
+def segments(draw: st.DrawFn) -> Segment:
     lengths = draw(st.lists(st.integers(0, 6), max_size=4))
-    return pb.Segment(
+    return Segment(
         query_position=draw(st.integers(0, PROMPT + 2)),
         stored_position=draw(st.integers(0, 1 << 31)),
         length=sum(lengths) + draw(st.sampled_from([0, 0, 0, 0, 1])),
@@ -42,7 +41,7 @@ def segments(draw: st.DrawFn) -> pb.Segment:
     )
 
 
-def slow_claims(found: list[pb.Segment]) -> list[Piece]:
+def slow_claims(found: list[Segment]) -> list[Piece]:
     claims: list[Piece] = []
     covered = 0
     for segment in found:
@@ -63,7 +62,7 @@ def slow_claims(found: list[pb.Segment]) -> list[Piece]:
 
 @settings(max_examples=500, deadline=None)
 @given(st.lists(segments(), max_size=6), st.booleans())
-def test_the_pieces_are_those_of_a_slow_reading(found: list[pb.Segment], ascending: bool) -> None:
+def test_the_pieces_are_those_of_a_slow_reading(found: list[Segment], ascending: bool) -> None:
     if ascending:
         found.sort(key=lambda segment: segment.query_position)
     claims = claims_of(QUERY, columns_of(found))
@@ -77,7 +76,7 @@ def test_the_pieces_are_those_of_a_slow_reading(found: list[pb.Segment], ascendi
 @given(
     st.lists(segments(), min_size=1, max_size=3), st.sampled_from(COLUMNS), st.sampled_from([b"", b"\0", b"\xff" * 4])
 )
-def test_columns_that_do_not_fit_each_other_are_no_claim(found: list[pb.Segment], column: str, more: bytes) -> None:
+def test_columns_that_do_not_fit_each_other_are_no_claim(found: list[Segment], column: str, more: bytes) -> None:
     columns = columns_of(found)
     before = getattr(columns, column)
     setattr(columns, column, before + more if more else before[:-1])
@@ -88,4 +87,4 @@ def test_columns_that_do_not_fit_each_other_are_no_claim(found: list[pb.Segment]
 @settings(max_examples=300, deadline=None)
 @given(st.fixed_dictionaries({column: st.binary(max_size=16) for column in COLUMNS}))
 def test_no_bytes_raise(columns: dict[str, bytes]) -> None:
-    claims_of(QUERY, matcher_pb2.SegmentColumns(**columns))
+    claims_of(QUERY, pb.SegmentColumns(**columns))

@@ -125,7 +125,7 @@ def test_segments_come_back_from_l2(store: LocalStore, matcher: FakeMatcher) -> 
     matcher.segments = [segment_of(space, document, 5)]
     found = store.lookup(space, [*text(2, 5), *document, 1], want_segments=True)
     assert (found.segment_tokens, found.summary.l2_chunks) == (2 * CHUNK + 3, 3)
-    assert found.summary.segments[0].document == "d"
+    assert found.segments[0].document == "d"
 
 
 def test_case_29_late_data_is_a_miss_and_kept_for_the_next_time(store: LocalStore, tier: MemoryTier) -> None:

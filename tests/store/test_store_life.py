@@ -85,9 +85,9 @@ def test_a_quarantined_block_is_reused_only_when_its_copy_has_stopped(store: Loc
     for chunk in store.state.catalog:
         for header in chunk.objects.values():
             assert store.state.pool.headers.state(header) == BlockState.COMMITTED
-    assert store.writes.quarantined_count == 4
+    assert len(store.writes.quarantined()) == 4
     store.writes.abort(SESSION, late.number)
-    assert store.writes.quarantined_count == 0
+    assert len(store.writes.quarantined()) == 0
 
 
 @pytest.mark.parametrize("how", ["drained", "dead"])
@@ -96,15 +96,15 @@ def test_a_lost_sessions_writes_wait_for_word_or_proof(store: LocalStore, shm_di
     store.parts.sessions.goodbye(SESSION)
     store.time.time += 5
     store.parts.keeper.step()
-    assert store.writes.quarantined_count == 1
+    assert len(store.writes.quarantined()) == 1
     store.parts.keeper.step()
-    assert store.writes.quarantined_count == 1, "its agent lives"
+    assert len(store.writes.quarantined()) == 1, "its agent lives"
     if how == "drained":
         assert copies_stopped(store.state, store.writes, SESSION) == 1
     else:
         (shm_dir / "sessions" / SESSION.hex()).unlink()
         store.parts.keeper.step()
-    assert store.writes.quarantined_count == 0
+    assert len(store.writes.quarantined()) == 0
     assert store.state.pool.used_bytes == 0
     with pytest.raises(KvblendError, match="UNKNOWN_RESERVATION"):
         store.commit(late)
@@ -267,7 +267,7 @@ def test_case_53_a_copy_longer_than_every_limit_reads_its_own_bytes(store: Local
     store.check_bytes(found, found.objects[0])
     store.end(found, found.objects[0])
     assert store.state.leases.busy_count == 0
-    assert store.state.condemned_count == 0
+    assert not store.state.condemned
 
 
 def test_held_leases_give_way_oldest_first_and_say_so(store: LocalStore) -> None:
@@ -454,8 +454,8 @@ def test_a_restarted_store_serves_what_was_committed(store: LocalStore, killed: 
         assert {item.verify for item in found.objects} == {killed}
         pinned = next(chunk for chunk in again.state.catalog if chunk.documents)
         assert (pinned.pinned, pinned.expires_at) == (True, store.time.time + 1000)
-        assert again.writes.quarantined_count == 1, "its agent lives and may still be copying"
-        assert again.writes.reserved_count == 0
+        assert len(again.writes.quarantined()) == 1, "its agent lives and may still be copying"
+        assert not again.writes.reserved()
         assert len(again.state.snapshot()) == 4
         again.parts.keeper.step()
         assert not again.state.unverified
@@ -466,7 +466,7 @@ def test_a_late_commit_after_a_restart_frees_its_blocks(store: LocalStore) -> No
     with restarted(store) as again:
         store.write(granted)
         again.writes.commit(SESSION, granted.number, [])
-        assert again.writes.quarantined_count == 0
+        assert len(again.writes.quarantined()) == 0
         assert again.state.pool.used_bytes == 0
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from store_kit import CHUNK, OTHER_SESSION, SESSION, FakeMatcher, LocalStore, model_space, text
+from store_kit import CHUNK, OTHER_SESSION, SESSION, FakeMatcher, LocalStore, Segment, model_space, text
 
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import store_pb2
@@ -29,11 +29,11 @@ def store(shm_dir: Path) -> Iterator[LocalStore]:
     store.close()
 
 
-def segment_of(space: ResolvedSpace, document: list[int], at: int, context: Sequence[int] = ()) -> pb.Segment:
+def segment_of(space: ResolvedSpace, document: list[int], at: int, context: Sequence[int] = ()) -> Segment:
     """What a matcher would say of a document that was stored whole and occurs at `at`."""
     before = context_hash(space.root, np.array(context, np.uint32), CHUNK)
     chunks = chain_chunks(chain_start(space.root, before), np.array(document, np.uint32), CHUNK)
-    return pb.Segment(
+    return Segment(
         query_position=at,
         stored_position=len(context),
         length=len(document),
@@ -120,13 +120,13 @@ def test_segments_are_served_only_as_far_as_their_chunks_are_here(shm_dir: Path)
     query = text(2, 8) + document + text(3, 9)
     matcher.segments = [segment_of(space, document, 8)]
     found = store.lookup(space, query, want_segments=True)
-    assert [(item.query_position, item.length) for item in found.summary.segments] == [(8, 3 * CHUNK)]
+    assert [(item.query_position, item.length) for item in found.segments] == [(8, 3 * CHUNK)]
     middle = next(chunk for chunk in store.state.catalog if chunk.key.chain_hash == granted.chunks[1].chain_hash)
     with store.state.lock:
         store.state.remove(middle, pb.REASON_EVICTED)
     before = len(store.outbox.changes)
     found = store.lookup(space, query, request="again", want_segments=True)
-    assert [(item.query_position, item.stored_position, item.length) for item in found.summary.segments] == [
+    assert [(item.query_position, item.stored_position, item.length) for item in found.segments] == [
         (8, 0, CHUNK),
         (8 + 2 * CHUNK, 2 * CHUNK, CHUNK),
     ]
@@ -216,7 +216,7 @@ def test_context_classes_are_the_requests_choice(shm_dir: Path) -> None:
     matcher.segments = [segment_of(space, document, 3, head)]
     query = [*text(2, 3), *document, 9]
     allowed = store.lookup(space, query, want_segments=True)
-    assert (allowed.segment_tokens, allowed.summary.segments[0].stored_position) == (CHUNK, 4)
+    assert (allowed.segment_tokens, allowed.segments[0].stored_position) == (CHUNK, 4)
     alone = store.lookup(space, query, request="alone", want_segments=True, classes=[pb.CONTEXT_CLASS_ALONE])
     assert alone.reasons()[pb.REASON_CONTEXT_CLASS_NOT_ALLOWED] == CHUNK
     store.close()

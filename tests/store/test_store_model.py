@@ -11,6 +11,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -24,7 +25,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from store_kit import CHUNK, OTHER_SESSION, SESSION, Found, Granted, LocalStore, known_bytes, model_space, text
+from store_kit import CHUNK, OTHER_SESSION, SESSION, Found, Granted, Leased, LocalStore, known_bytes, model_space, text
 
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import store_pb2
@@ -57,7 +58,7 @@ names = st.sampled_from(["r1", "r2", "r3"])
 class StoreMachine(RuleBasedStateMachine):
     writes: Bundle[Granted] = Bundle("writes")
     answers: Bundle[Found] = Bundle("answers")
-    copies: Bundle[tuple[Found, store_pb2.LeasedObject]] = Bundle("copies")
+    copies: Bundle[tuple[Found, Leased]] = Bundle("copies")
     stored: Bundle[tuple[int, int]] = Bundle("stored")
 
     def __init__(self) -> None:
@@ -74,8 +75,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.committed: set[tuple[bytes, int, bytes, int, int]] = set()
         self.open: dict[int, tuple[Granted, float]] = {}
         self.cleared: set[int] = set()
-        self.running: list[tuple[Found, store_pb2.LeasedObject]] = []
-        self.answered: list[tuple[Found, store_pb2.LeasedObject]] = []
+        self.running: list[tuple[Found, Leased]] = []
+        self.answered: list[tuple[Found, Leased]] = []
 
     def teardown(self) -> None:
         self.store.close()
@@ -190,7 +191,7 @@ class StoreMachine(RuleBasedStateMachine):
         return self.begin(self.look_up(*known, session, 0, request, False), number)
 
     @rule(copy=consumes(copies))
-    def end(self, copy: tuple[Found, store_pb2.LeasedObject]) -> None:
+    def end(self, copy: tuple[Found, Leased]) -> None:
         if copy in self.running:
             self.store.end(*copy)
             self.running.remove(copy)
@@ -332,9 +333,10 @@ def _frees_at_expiry(patch: pytest.MonkeyPatch) -> None:
 def _allocates_twice(patch: pytest.MonkeyPatch) -> None:
     """Every eighth block lies where the one before it lies."""
     allocate = Allocator.allocate
-    last: list[Any] = []
+    places: WeakKeyDictionary[Allocator, list[Any]] = WeakKeyDictionary()
 
     def broken(self: Allocator, size: int) -> Any:
+        last = places.setdefault(self, [])
         if len(last) % 8 == 7 and last[-1]:
             last.append(None)
             return last[-2]

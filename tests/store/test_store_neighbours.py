@@ -12,7 +12,7 @@ import grpc
 import pytest
 import redis
 from process_kit import Agent, StoreProcess, redis_server
-from store_kit import CHUNK, text
+from store_kit import CHUNK, Leased, Segment, segments_in, text
 
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import store_pb2
@@ -54,7 +54,7 @@ class Asking:
         self._agent = agent
         self._tokens = tokens
         self._number = 0
-        self.objects: list[store_pb2.LeasedObject] = []
+        self.objects: list[Leased] = []
         self.summary = store_pb2.LookupSummary()
 
     def ask(self, timeout: float = 5.0) -> store_pb2.LookupSummary:
@@ -67,8 +67,12 @@ class Asking:
         assert found + sum(item.tokens for item in self.summary.shortfalls) == len(self._tokens)
         return self.summary
 
+    @property
+    def segments(self) -> list[Segment]:
+        return segments_in(self.summary.segments)
+
     def segment_tokens(self) -> int:
-        return sum(segment.length for segment in self.summary.segments)
+        return sum(segment.length for segment in self.segments)
 
     def finds(self, tokens: int) -> bool:
         self.ask()
@@ -93,8 +97,8 @@ def test_documents_are_found_anywhere_while_processes_come_and_go(shm_dir: Path,
         asking = Asking(agent, prompt)
         until(lambda: asking.finds(len(one) + len(two)))
         assert asking.summary.prefix_tokens == CHUNK
-        assert [segment.document for segment in asking.summary.segments] == ["two", "one"]
-        assert [segment.query_position for segment in asking.summary.segments] == [CHUNK + 7, CHUNK + 16 + len(two)]
+        assert [segment.document for segment in asking.segments] == ["two", "one"]
+        assert [segment.query_position for segment in asking.segments] == [CHUNK + 7, CHUNK + 16 + len(two)]
         assert not any(asking.retrieve())
         matcher.kill()
         asking.ask()

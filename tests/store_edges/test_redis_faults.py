@@ -12,7 +12,7 @@ import redis
 from redis_server import RedisServer, free_port, redis_server
 from tier_contract import SECONDS, get, key_for, meta_for, payload_of, put
 
-from services.common.bounded_redis import BoundedSocket
+from services.common.redis_socket import BoundedSocket
 from services.store.tiers.redis import RedisTier
 from services.store.tiers.redis_objects import DAMAGED
 

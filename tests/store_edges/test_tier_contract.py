@@ -1,12 +1,14 @@
-"""RedisTier over unix socket and TCP, and a slow obvious tier, keep the contract; broken tiers are found out."""
+"""RedisTier on every kind of server, and a slow obvious tier, keep the contract; broken tiers are found out."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import pytest
-import redis
 import xxhash
-from redis_server import RedisServer, redis_server
+from redis_server import RedisServer, find_valkey, redis_server
+from redis_tls import tls_server
+from redis_topologies import client_of, cluster, sentinel_set
 from tier_contract import CHECKS, Check
 
 from kvblend.v1 import object_pb2
@@ -65,7 +67,7 @@ class MemoryTier:
             kept = object_pb2.ObjectMeta()
             kept.CopyFrom(meta)
             if self._flaw == "drops the document":
-                kept.document = ""
+                del kept.documents[:]
             self._objects[self._name(key)] = (kept, bytes(payload))
         return True
 
@@ -110,18 +112,35 @@ FLAWS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with redis_server() as started:
-        yield started
+@contextmanager
+def places(kind: str) -> Iterator[tuple[str, list[RedisServer]]]:
+    """URL of a tier of that kind, and the servers that hold what it holds."""
+    if kind == "sentinel":
+        with sentinel_set() as found:
+            yield found.url, [found.primary]
+    elif kind == "cluster":
+        with cluster(b"any", replicas=3) as nodes:
+            yield nodes.url, nodes.primaries
+    elif kind == "tls":
+        with tls_server() as tls:
+            yield tls.url, [tls.server]
+    else:
+        with redis_server(binary=find_valkey() if kind == "valkey" else "") as server:
+            yield server.tcp_url if kind == "tcp" else server.unix_url, [server]
 
 
-@pytest.mark.parametrize("transport", ["unix", "tcp"])
+@pytest.fixture(scope="module", params=["unix", "tcp", "tls", "valkey", "sentinel", "cluster"])
+def place(request: pytest.FixtureRequest) -> Iterator[tuple[str, list[RedisServer]]]:
+    with places(request.param) as found:
+        yield found
+
+
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_redis_tier_keeps_the_contract(server: RedisServer, transport: str, check: Check) -> None:
-    url = server.unix_url if transport == "unix" else server.tcp_url
-    with redis.Redis.from_url(url) as client:
-        client.flushall()
+def test_redis_tier_keeps_the_contract(place: tuple[str, list[RedisServer]], check: Check) -> None:
+    url, servers = place
+    for server in servers:
+        with client_of(server) as client:
+            client.flushall()
     tier = RedisTier(url)
     try:
         check(tier)

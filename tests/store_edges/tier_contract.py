@@ -58,6 +58,11 @@ def put(tier: Tier, key: ObjectKey, payload: bytes) -> bool:
     return tier.write(key, meta_for(key, payload), memoryview(payload), SECONDS)
 
 
+def name_of(key: ObjectKey) -> bytes:
+    """Of the header in Redis; parts have the same slot."""
+    return f"kvblend:{{{key.text()}}}:h".encode()
+
+
 def get(tier: Tier, key: ObjectKey) -> bytes | None:
     meta = tier.find([key], SECONDS)[0]
     if meta is None:
@@ -106,7 +111,7 @@ def check_keeps_groups_ranks_and_domains_apart(tier: Tier) -> None:
 def check_meta_comes_back_whole(tier: Tier) -> None:
     key, payload = key_for(1), payload_of(1, 3000)
     meta = meta_for(key, payload)
-    meta.document = "a document"
+    meta.documents.append("a document")
     meta.stored_position = 77
     meta.context_class = pb.CONTEXT_CLASS_ALONE
     assert tier.write(key, meta, memoryview(payload), SECONDS)

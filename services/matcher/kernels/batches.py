@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from services.matcher.kernels.anchors import anchor_of, span_of, width_of
 from services.matcher.kernels.entries import (
     chain_in,
     fetch_heads,
@@ -124,13 +125,15 @@ def add_entries(
 
 @njit(nogil=True, cache=True)
 def _fingerprints(chunks: Chunks, window: int, powers: U32, keep: np.uint32, heads: I32) -> U32:
-    """Of each chunk's first window; their buckets are brought into the cache."""
+    """Of each chunk's window that is indexed; their buckets are brought into the cache."""
     tokens, starts, matchable = chunks.tokens, chunks.starts, chunks.matchable
     values = np.zeros(len(starts) + 1, dtype=np.uint32)
     shift = shift_for(len(heads))
+    span, width = span_of(window), width_of(window)
     for row in range(len(starts)):
         if matchable[row]:
-            values[row] = hash_text(tokens[starts[row] : starts[row] + window], powers, keep)
+            start = starts[row] + anchor_of(tokens, starts[row], span)
+            values[row] = hash_text(tokens[start : start + width], powers, keep)
     for row in range(len(starts)):
         values[len(starts)] ^= np.uint32(heads[np.int64(values[row]) >> shift])
     return values

@@ -29,35 +29,38 @@ def best_cover(starts: I64, ends: I64, classes: U8) -> tuple[I64, I64, I64]:
     # By start; of those that begin together the longest first. Mostly they come like that.
     ranks = (starts << _END_BITS) - ends
     order = np.arange(count) if _ascend(ranks) else np.argsort(ranks, kind="mergesort")
-    firsts = np.empty(0, dtype=np.int64)
-    lasts = np.empty(0, dtype=np.int64)
-    runs = np.empty(0, dtype=np.int64)
+    room = 0
+    low = 0
+    while low < count:
+        high, reach = _overlapping(starts, ends, order, low)
+        room += 1 if high == low + 1 else (reach - starts[order[low]]) // SHORTEST_SEGMENT + 1
+        low = high
+    covering = np.empty((3, room), dtype=np.int64)
     filled = 0
     low = 0
     while low < count:
-        reach = ends[order[low]]
-        high = low + 1
-        while high < count and starts[order[high]] < reach:
-            reach = max(reach, ends[order[high]])
-            high += 1
-        room = 1 if high == low + 1 else int(reach - starts[order[low]]) // SHORTEST_SEGMENT + 1
-        if filled + room > len(firsts):
-            grown = np.empty((3, 2 * len(firsts) + room + 64), dtype=np.int64)
-            grown[0, :filled] = firsts[:filled]
-            grown[1, :filled] = lasts[:filled]
-            grown[2, :filled] = runs[:filled]
-            firsts, lasts, runs = grown[0], grown[1], grown[2]
+        high, _ = _overlapping(starts, ends, order, low)
         if high == low + 1:
             run = order[low]
-            firsts[filled], lasts[filled], runs[filled] = starts[run], ends[run], run
+            covering[0, filled], covering[1, filled], covering[2, filled] = starts[run], ends[run], run
             filled += 1
         else:
             pieces = _best_of(starts, ends, classes, order[low:high])
-            for piece in range(pieces.shape[1]):
-                firsts[filled], lasts[filled], runs[filled] = pieces[0, piece], pieces[1, piece], pieces[2, piece]
-                filled += 1
+            covering[:, filled : filled + pieces.shape[1]] = pieces
+            filled += pieces.shape[1]
         low = high
-    return firsts[:filled].copy(), lasts[:filled].copy(), runs[:filled].copy()
+    return covering[0, :filled].copy(), covering[1, :filled].copy(), covering[2, :filled].copy()
+
+
+@njit(nogil=True, cache=True)
+def _overlapping(starts: I64, ends: I64, order: I64, low: int) -> tuple[int, int]:
+    """Of runs from order[low] on, those that hang together by their overlaps: the last + 1, and how far they reach."""
+    reach = ends[order[low]]
+    high = low + 1
+    while high < len(order) and starts[order[high]] < reach:
+        reach = max(reach, ends[order[high]])
+        high += 1
+    return high, reach
 
 
 @njit(nogil=True, cache=True)

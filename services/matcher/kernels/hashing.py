@@ -13,7 +13,7 @@ import secrets
 import numpy as np
 from numba import njit
 
-from services.matcher.kernels.types import U32, U64, Hashing
+from services.matcher.kernels.types import I32, U32, U64, Hashing
 
 PRIME = (1 << 31) - 1
 _P = np.uint64(PRIME)
@@ -46,6 +46,13 @@ def _folded(value: np.uint64) -> np.uint64:
     return (value & _P) + (value >> _SHIFT)
 
 
+@njit(nogil=True, cache=True, inline="always")
+def _scaled(sum_: np.uint64, inverse: np.uint32) -> np.uint32:
+    """A window's hash out of the sum of its terms, which is below 2^46."""
+    value = _folded(_folded(np.uint64(np.uint32(_folded(sum_))) * np.uint64(inverse)))
+    return np.uint32(min(value, value - _P))
+
+
 @njit(nogil=True, cache=True)
 def sum_terms(tokens: U32, hashing: Hashing, sums: U64) -> None:
     """sums[i]: of the first i terms, for i up to and with len(tokens)."""
@@ -70,9 +77,17 @@ def hash_windows(sums: U64, window: int, hashing: Hashing, hashes: U32) -> None:
     inverses = hashing.inverses
     keep = hashing.keep
     for index in range(size):
-        value = np.uint64(np.uint32(_folded(_folded(high[index] - low[index])))) * np.uint64(inverses[index])
-        value = _folded(_folded(value))
-        hashes[index] = np.uint32(min(value, value - _P)) & keep
+        hashes[index] = _scaled(high[index] - low[index], inverses[index]) & keep
+
+
+@njit(nogil=True, cache=True)
+def hash_places(sums: U64, window: int, places: I32, hashing: Hashing, hashes: U32) -> None:
+    """hashes[i]: of the window that begins at term places[i]."""
+    inverses = hashing.inverses
+    keep = hashing.keep
+    for index in range(len(places)):
+        place = np.int64(places[index])
+        hashes[index] = _scaled(sums[place + window] - sums[place], inverses[place]) & keep
 
 
 @njit(nogil=True, cache=True)

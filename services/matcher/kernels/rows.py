@@ -1,12 +1,26 @@
 """What rows say that needs a little arithmetic.
 
 Arrays are passed, not tuples of arrays: each array taken out of a tuple costs the compiled code a counted reference.
+So does each array given to a function that is not inlined; what is asked for every occurrence is, and returns once.
 """
 
 import numpy as np
 from numba import njit
 
-from services.matcher.kernels.types import CLASS, I32, LENGTH, OFFSET, OWNERS, ROW_PLANES, SLOT_TOKENS, U32, Reader
+from services.matcher.kernels.types import (
+    ALLOWED,
+    CLASS,
+    HOLDERS,
+    I32,
+    LENGTH,
+    OFFSET,
+    OTHERS,
+    OWNERS,
+    ROW_PLANES,
+    SLOT_TOKENS,
+    U32,
+    Reader,
+)
 
 
 @njit(nogil=True, cache=True)
@@ -36,19 +50,18 @@ def set_owners(rows: I32, owners: U32, plane: int, entry: int, word: np.uint32) 
         owners[plane - ROW_PLANES, entry] = word
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inline="always")
 def reaches(rows: I32, owners: U32, entry: int, reader: Reader) -> bool:
     """Whether one of the reader's owners has the entry."""
-    in_row = (np.uint32(rows[entry, OWNERS]) & reader.first) | (np.uint32(rows[entry, OWNERS + 1]) & reader.second)
-    if in_row:
-        return True
-    for index in range(reader.others):  # noqa: SIM110 -- compiled: a generator would be slower
-        if owners[reader.planes[index] - ROW_PLANES, entry] & reader.masks[index]:
-            return True
-    return False
+    held = np.uint32(rows[entry, OWNERS]) & reader[HOLDERS]
+    held |= np.uint32(rows[entry, OWNERS + 1]) & reader[HOLDERS + 1]
+    for pair in range(OTHERS, len(reader), 2):
+        held |= owners[np.int64(reader[pair]) - ROW_PLANES, entry] & reader[pair + 1]
+    return held != np.uint32(0)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inline="always")
 def serves(rows: I32, owners: U32, entry: int, reader: Reader) -> bool:
     """Whether it reaches the reader and its context class may serve."""
-    return bool((reader.classes >> np.int64(rows[entry, CLASS])) & 1) and reaches(rows, owners, entry, reader)
+    allowed = (reader[ALLOWED] >> np.uint32(rows[entry, CLASS])) & np.uint32(1)
+    return allowed & np.uint32(reaches(rows, owners, entry, reader)) != np.uint32(0)

@@ -100,6 +100,12 @@ def link_occurrences(query: U32, low: int, keys: I64, agreed: I32, columns: Read
 
 
 @njit(nogil=True, cache=True)
+def _is(token: np.int32, asked: np.uint32) -> bool:
+    """Whether the token that a row has of a neighbour may be the one that is asked for."""
+    return (token == np.int32(asked) and token != NO_TOKEN) or token == ANY_TOKEN
+
+
+@njit(nogil=True, cache=True)
 def _best_behind(
     query: U32, end: int, high: int, entry: int, pool: U32, rows: I32, owners: U32, reader: Reader
 ) -> tuple[int, int]:
@@ -109,9 +115,6 @@ def _best_behind(
     """
     best = NONE
     most = 0
-    token = rows[entry, TOKEN_BEHIND]
-    if end >= high or token == NO_TOKEN or (token != ANY_TOKEN and token != np.int32(query[end])):
-        return best, most
     behind = np.int64(rows[entry, FIRST_BEHIND])
     looked_at = 0
     while behind != NONE and looked_at < _MOST_BEHIND:
@@ -131,6 +134,7 @@ def longest_runs(
 ) -> RawRuns:
     """One run for each occurrence that no better one continues, with the beginning of the chunk behind it."""
     pool, rows, owners = columns.pool, columns.rows, columns.owners
+    begun, worst = links.starts, links.classes
     count = len(keys)
     continued = np.zeros(count, dtype=np.bool_)
     for parent in links.parents:
@@ -143,21 +147,22 @@ def longest_runs(
     classes = np.empty(count, dtype=np.uint8)
     number = 0
     for index in range(count):
-        if links.starts[index] == NONE:
+        if begun[index] == NONE:
             continue
         entry = keys[index] & ENTRY_MASK
         end = (keys[index] >> ENTRY_BITS) + agreed[index]
         tail, shared = NONE, 0
-        if agreed[index] == length_of(rows, entry):
+        # Whole, and what stands behind it may be what the query goes on with.
+        if agreed[index] == length_of(rows, entry) and end < high and _is(rows[entry, TOKEN_BEHIND], query[end]):
             tail, shared = _best_behind(query, end, high, entry, pool, rows, owners, reader)
         # What goes on into an occurrence of its own is that one's run.
         if continued[index] and (tail == NONE or _find(keys, end, tail) != NONE):
             continue
-        starts[number] = links.starts[index]
+        starts[number] = begun[index]
         ends[number] = end + shared
         leaves[number] = index
         tails[number] = tail
-        classes[number] = links.classes[index]
+        classes[number] = worst[index]
         if tail != NONE:
             classes[number] = max(classes[number], rows[tail, CLASS])
         number += 1

@@ -1,15 +1,17 @@
-"""The scan: every position of a query against every window class, block by block.
+"""The scan: every window class against a query, block by block.
 
-For each block: terms and prefix sums once; then, for each class in use, fingerprints, filter words, and a look at only
-those windows that the filter lets pass. The steps are loops of their own without branches, so that they are
-vectorised and their cache misses overlap. What a fingerprint leads to is compared token by token.
+For each block: terms and prefix sums once, and keys of its tokens; then, for each class in use, the positions where a
+text's anchor may be (anchors.py; of a small class: all), fingerprints, filter words, and a look at only those windows
+that the filter lets pass. The steps are loops of their own without branches, so that they are vectorised and their
+cache misses overlap. What a fingerprint leads to is compared token by token.
 """
 
 import numpy as np
 from numba import njit
 
+from services.matcher.kernels.anchors import anchor_of, anchors_of, double_span, key_places, span_of, width_of
 from services.matcher.kernels.compare import agreeing
-from services.matcher.kernels.hashing import BLOCK, hash_windows, sum_terms
+from services.matcher.kernels.hashing import BLOCK, hash_places, hash_windows, sum_terms
 from services.matcher.kernels.rows import length_of, reaches, start_of
 from services.matcher.kernels.texts import FILTER_MIX, next_of, shift_for
 from services.matcher.kernels.types import (
@@ -35,6 +37,7 @@ PAIRS, CANDIDATES, VERIFIED, STOPPED = range(4)
 FULL, BUSY = 1, 2
 # Tokens compared before a scan returns for a look at the clock: some hundred microseconds.
 _COMPARED_AT_MOST = 1 << 20
+_WITHOUT_LIMIT = 1 << 62
 # Pairs of a block from which on insertion is not the way to sort them.
 _MANY = 64
 # Tokens in a cache line.
@@ -61,7 +64,7 @@ def _filter(hashes: U32, bits: U32, words: U32, flags: U8) -> None:
 
 
 @njit(nogil=True, cache=True)
-def _passed(flags: U64, places: I32) -> int:
+def _passed(flags: U64, passed: I32) -> int:
     """Indexes of the flags that are set, eight flags a word."""
     count = 0
     for word in range(flags.shape[0]):
@@ -69,80 +72,95 @@ def _passed(flags: U64, places: I32) -> int:
         if value:
             for step in range(8):
                 if (value >> np.uint64(8 * step)) & np.uint64(1):
-                    places[count] = 8 * word + step
+                    passed[count] = 8 * word + step
                     count += 1
     return count
 
 
 @njit(nogil=True, cache=True)
-def _known(hashes: U32, places: I32, count: int, buckets: Buckets, found: I32) -> int:
-    """Of windows that passed the filter, keeps in `places` those whose fingerprint is known, and in `found` the first
-    node with it; returns how many.
+def _known(hashes: U32, passed: I32, count: int, buckets: Buckets, found: I32, first: U64) -> int:
+    """Of windows that passed the filter, keeps in `passed` those whose fingerprint is known, and in `found` the first
+    node with it and in `first` what that says; returns how many.
 
-    Heads are fetched in a loop of their own, so that their cache misses overlap.
+    Heads and nodes are fetched in loops of their own, so that their cache misses overlap.
     """
     heads, nodes = buckets.heads, buckets.nodes
     shift = shift_for(len(heads))
     for index in range(count):
-        found[index] = heads[np.int64(hashes[places[index]]) >> shift]
-    kept = 0
+        found[index] = heads[np.int64(hashes[passed[index]]) >> shift]
     for index in range(count):
-        place = places[index]
-        node = found[index]
-        while node != NONE and np.uint32(nodes[node, WORD] >> np.uint64(ENTRY_BITS)) != hashes[place]:
+        first[index] = nodes[max(found[index], 0), WORD]
+    known = 0
+    for index in range(count):
+        node = np.int64(found[index])
+        word = first[index]
+        value = hashes[passed[index]]
+        while node != NONE and np.uint32(word >> np.uint64(ENTRY_BITS)) != value:
             node = next_of(nodes, node)
-        places[kept] = place
-        found[kept] = node
-        kept += node != NONE
-    return kept
+            word = nodes[max(node, 0), WORD]
+        passed[known] = passed[index]
+        found[known] = node
+        first[known] = word
+        known += node != NONE
+    return known
 
 
 @njit(nogil=True, cache=True)
-def _fetch(found: I32, count: int, window: int, nodes: U64, rows: I32, pool: U32, starts: I64) -> None:
+def _fetch(first: U64, count: int, window: int, rows: I32, pool: U32) -> None:
     """Brings the tokens that will be compared into the cache, all at a time instead of one after another."""
     for index in range(count):
-        starts[index] = start_of(rows, np.int64(nodes[found[index], WORD] & np.uint64(ENTRY_MASK)))
+        first[index] = np.uint64(start_of(rows, np.int64(first[index] & np.uint64(ENTRY_MASK))))
     seen = np.uint32(0)
-    for index in range(count):
-        start = starts[index]
-        for step in range(0, window, _LINE):
-            seen ^= pool[start + step]
-    starts[count] = seen
+    # All texts' first lines, then all second ones: so the page tables are walked for many of them at a time, too.
+    for step in range(0, window, _LINE):
+        for index in range(count):
+            seen ^= pool[np.int64(first[index]) + step]
+    first[count] = seen
 
 
 @njit(nogil=True, cache=True)
 def _collect(
-    tokens: U32, position: int, high: int, window: int, node: int, buckets: Buckets, pool: U32, rows: I32,
-    owners: U32, reader: Reader, out: Output,
+    tokens: U32, places: I32, found: I32, low: int, stop: int, high: int, window: int, nodes: U64, pool: U32, rows: I32,
+    owners: U32, reader: Reader, keys: I64, agreements: I32, counts: I64, compared: int, at_most: int,
 ) -> int:  # fmt: skip
-    """Walks a bucket from the first node with the window's fingerprint on.
+    """Texts that begin in [low, stop), of those that have the fingerprint of the window at low + places[i]: found[i] is
+    the first node with it, from there on the bucket is walked.
 
-    Returns the tokens compared, or NONE if the output is full.
+    Returns `compared` and the tokens compared here, not many more than at_most; or NONE if the output is full.
     """
-    nodes, counts = buckets.nodes, out.counts
-    compared = 0
-    value = np.uint32(nodes[node, WORD] >> np.uint64(ENTRY_BITS))
-    while node != NONE:
-        word = nodes[node, WORD]
-        if np.uint32(word >> np.uint64(ENTRY_BITS)) == value:
+    span = span_of(window)
+    for index in range(len(found)):
+        node = np.int64(found[index])
+        value = np.uint32(nodes[node, WORD] >> np.uint64(ENTRY_BITS))
+        while node != NONE:
+            word = nodes[node, WORD]
+            node = next_of(nodes, node)
+            if np.uint32(word >> np.uint64(ENTRY_BITS)) != value:
+                continue
             entry = np.int64(word & np.uint64(ENTRY_MASK))
-            limit = min(length_of(rows, entry), high - position)
-            agreed = agreeing(pool, start_of(rows, entry), tokens, position, limit)
-            compared += agreed + 16
+            start = start_of(rows, entry)
+            position = low + places[index] - anchor_of(pool, start, span)
+            compared += 16
+            if position < low or position >= stop:
+                continue
+            agreed = agreeing(pool, start, tokens, position, min(length_of(rows, entry), high - position))
+            compared += agreed
             counts[CANDIDATES] += 1
-            if agreed >= window:
-                counts[VERIFIED] += 1
-                while entry != NONE:
-                    if reaches(rows, owners, entry, reader):
-                        pairs = counts[PAIRS]
-                        if pairs == len(out.keys):
-                            return NONE
-                        out.keys[pairs] = (np.int64(position) << ENTRY_BITS) | entry
-                        out.agreed[pairs] = agreed
-                        counts[PAIRS] = pairs + 1
-                    compared += 1
-                    entry = np.int64(rows[entry, NEXT_SAME])
-        node = next_of(nodes, node)
+            if agreed < window:
+                continue
+            counts[VERIFIED] += 1
+            while entry != NONE:
+                if reaches(rows, owners, entry, reader):
+                    pairs = counts[PAIRS]
+                    if pairs == len(keys):
+                        return NONE
+                    keys[pairs] = (position << ENTRY_BITS) | entry
+                    agreements[pairs] = agreed
+                    counts[PAIRS] = pairs + 1
+                compared += 1
+                entry = np.int64(rows[entry, NEXT_SAME])
+        if compared > at_most:
+            return compared
     return compared
 
 
@@ -179,41 +197,65 @@ def scan(
     for window in windows:
         widest = max(widest, window)
     sums = np.empty(BLOCK + widest + 1, dtype=np.uint64)
+    keys = np.empty((2, BLOCK + span_of(widest)), dtype=np.uint32)
     hashes = np.empty(BLOCK, dtype=np.uint32)
     words = np.empty(BLOCK, dtype=np.uint32)
-    flags = np.zeros(BLOCK // 8, dtype=np.uint64)
+    flags = np.empty(BLOCK // 8, dtype=np.uint64)
     places = np.empty(BLOCK, dtype=np.int32)
+    passed = np.empty(BLOCK, dtype=np.int32)
     found = np.empty(BLOCK, dtype=np.int32)
-    starts = np.empty(BLOCK + 1, dtype=np.int64)
-    pool, rows, owners, counts = columns.pool, columns.rows, columns.owners, out.counts
+    starts = np.empty(BLOCK + 1, dtype=np.uint64)
+    pool, rows, owners = columns.pool, columns.rows, columns.owners
+    occurrences, agreements, counts = out.keys, out.agreed, out.counts
     compared = 0
     counts[STOPPED] = 0
     position = first
     while position < last:
         size = min(block, last - position)
+        # One position is never undone for this.
+        at_most = _COMPARED_AT_MOST if size > 1 else _WITHOUT_LIMIT
         pairs, candidates, verified = counts[PAIRS], counts[CANDIDATES], counts[VERIFIED]
         sum_terms(tokens[position : min(high, position + size + widest)], hashing, sums)
+        span = 1
+        keyed = min(high - position, size + span_of(widest) - 1)
+        least, other = keys[0], keys[1]
+        if span_of(widest) > 1:
+            key_places(tokens[position : position + keyed], least)
         for class_ in range(len(windows)):
             window = windows[class_]
             usable = min(size, high - position - window + 1)
             if window == 0 or usable <= 0:
                 continue
             buckets = indexes[class_]
-            if usable < BLOCK:
-                flags[:] = np.uint64(0)
-            hash_windows(sums, window, hashing, hashes[:usable])
-            _filter(hashes[:usable], buckets.bits, words, flags.view(np.uint8))
-            known = _known(hashes, places, _passed(flags, places), buckets, found)
-            _fetch(found, known, window, buckets.nodes, rows, pool, starts)
-            for index in range(known):
-                at = position + places[index]
-                more = _collect(tokens, at, high, window, found[index], buckets, pool, rows, owners, reader, out)
-                compared += max(more, 0)
-                if more == NONE or (compared > _COMPARED_AT_MOST and size > 1):
-                    counts[PAIRS], counts[CANDIDATES], counts[VERIFIED] = pairs, candidates, verified
-                    counts[STOPPED] = FULL if more == NONE else BUSY
-                    return position
-        _order(out.keys[pairs : counts[PAIRS]], out.agreed[pairs : counts[PAIRS]])
+            nodes = buckets.nodes
+            # Classes ascend.
+            while span < span_of(window):
+                keyed -= span
+                double_span(least, span, other[:keyed])
+                least, other = other, least
+                span *= 2
+            count = usable
+            if span == 1:
+                hash_windows(sums, window, hashing, hashes[:usable])
+            else:
+                count = anchors_of(least[:usable], places)
+                hash_places(sums, width_of(window), places[:count], hashing, hashes)
+            flags[(count - 1) // 8] = np.uint64(0)
+            _filter(hashes[:count], buckets.bits, words, flags.view(np.uint8))
+            known = _known(hashes, passed, _passed(flags[: (count + 7) // 8], passed), buckets, found, starts)
+            _fetch(starts, known, window, rows, pool)
+            if span > 1:
+                for index in range(known):
+                    passed[index] = places[passed[index]]
+            compared = _collect(
+                tokens, passed[:known], found[:known], position, position + usable, high, window, nodes, pool, rows,
+                owners, reader, occurrences, agreements, counts, compared, at_most,
+            )  # fmt: skip
+            if compared == NONE or compared > at_most:
+                counts[PAIRS], counts[CANDIDATES], counts[VERIFIED] = pairs, candidates, verified
+                counts[STOPPED] = FULL if compared == NONE else BUSY
+                return position
+        _order(occurrences[pairs : counts[PAIRS]], agreements[pairs : counts[PAIRS]])
         position += size
         if compared > _COMPARED_AT_MOST:
             counts[STOPPED] = BUSY

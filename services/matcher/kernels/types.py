@@ -112,18 +112,11 @@ class Hashing(NamedTuple):
     keep: np.uint32
 
 
-class Reader(NamedTuple):
-    """Who asks: bits of the owners that can serve it, and a bit for each context class that may.
-
-    first, second: of the words of owners that lie in rows. planes, masks: of the other words, [others].
-    """
-
-    first: np.uint32
-    second: np.uint32
-    others: int
-    planes: I64
-    masks: U32
-    classes: int
+# Who asks. ALLOWED: a bit for each context class that may serve. HOLDERS and the next: bits of the owners that can, in
+# the words of owners that lie in rows; from OTHERS on pairs: number of another word, bits in it.
+Reader = U32
+ALLOWED, HOLDERS = 0, 1
+OTHERS = HOLDERS + ROW_PLANES
 
 
 class Output(NamedTuple):

@@ -2,20 +2,11 @@
 
 from pathlib import Path
 
+from services.common.redis_url import SCHEMES
 from services.matcher.log.base import Log
 from services.matcher.log.memory import MemoryLog
 from services.matcher.log.redis import RedisLog
 from services.matcher.log.sqlite import SqliteLog
-
-_REDIS = (
-    "redis",
-    "rediss",
-    "unix",
-    "redis+sentinel",
-    "rediss+sentinel",
-    "redis+cluster",
-    "rediss+cluster",
-)
 
 
 def open_log(url: str, key_prefix: str) -> Log:
@@ -33,6 +24,6 @@ def open_log(url: str, key_prefix: str) -> Log:
         return MemoryLog()
     if scheme == "sqlite" and colon and rest:
         return SqliteLog(Path(rest))
-    if scheme in _REDIS and rest.startswith("//"):
+    if scheme in SCHEMES and rest.startswith("//"):
         return RedisLog(url, key_prefix)
-    raise ValueError(f"a log is memory:, sqlite:/path, or one of {', '.join(f'{name}://' for name in _REDIS)}")
+    raise ValueError(f"a log is memory:, sqlite:/path, or one of {', '.join(f'{name}://' for name in SCHEMES)}")

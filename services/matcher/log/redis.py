@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
+from services.common.redis_connection import Argument, BoundedConnection
+from services.common.redis_url import parse_route
 from services.matcher.log.base import (
     PART_BYTES,
     START_CHAIN,
@@ -18,8 +20,6 @@ from services.matcher.log.redis_guard import RedisGuard
 from services.matcher.log.redis_link import RedisLink
 from services.matcher.log.redis_scripts import APPEND, FORMAT, Keys, digits
 from services.matcher.log.redis_snapshots import RedisSnapshots
-from services.matcher.log.redis_socket import Argument, BoundedConnection
-from services.matcher.log.redis_url import parse_route
 from services.matcher.log.rules import chained, check_position, refuse_stale, unavailable
 
 # Redis reads by count, not by bytes: what is read at once if records are suddenly larger than the last ones.

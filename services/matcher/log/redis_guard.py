@@ -6,8 +6,8 @@ from contextlib import suppress
 from redis.exceptions import ResponseError
 
 from services.common.logs import get_logger
+from services.common.redis_connection import BoundedConnection, LinkError, Options, dial
 from services.matcher.log.redis_link import RedisLink
-from services.matcher.log.redis_socket import BoundedConnection, LinkError, Options, dial
 from services.matcher.log.rules import unavailable
 
 _EVERY_SECONDS = 5.0

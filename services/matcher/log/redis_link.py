@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from redis.exceptions import ClusterDownError, MovedError, ReadOnlyError, ResponseError
 
-from services.matcher.log.redis_route import Route
-from services.matcher.log.redis_socket import BoundedConnection, LinkError, Options, dial
+from services.common.redis_connection import BoundedConnection, LinkError, Options, dial
+from services.common.redis_route import Route
 from services.matcher.log.rules import unavailable
 
 _T = TypeVar("_T")

@@ -10,7 +10,7 @@ All keys have the prefix as hash tag, so that they share one slot of a cluster:
 - `lease`: the token of who is writing a snapshot.
 """
 
-from services.matcher.log.redis_socket import Script
+from services.common.redis_connection import Script
 
 FORMAT = b"1"
 

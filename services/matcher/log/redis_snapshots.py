@@ -12,10 +12,10 @@ from contextlib import suppress
 from typing import Any
 
 from services.common.errors import KvblendError
+from services.common.redis_connection import BoundedConnection, Script
 from services.matcher.log.base import LogGap, Position, SnapshotInfo
 from services.matcher.log.redis_link import RedisLink
 from services.matcher.log.redis_scripts import BEGUN, HOLD, RELEASE, SWITCH, WRITE_PART, Keys
-from services.matcher.log.redis_socket import BoundedConnection, Script
 from services.matcher.log.rules import check_part_size, checksum_of, unavailable
 
 _LEASE_SECONDS = 10.0

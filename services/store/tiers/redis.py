@@ -1,48 +1,52 @@
-"""L2 in Redis or Valkey, shared by every store that reaches it. Needs Redis 6.2 or later, or Valkey."""
+"""L2 in Redis or Valkey, shared by every store that reaches it. Needs Redis 6.2 or later, or Valkey.
+
+Redis acknowledges a write before its replicas have it: what was written just before a failover may be gone after it.
+Replicas receive parts before the header that names them, so the object is gone as a whole: a miss. Where that is too
+little, the server's `min-replicas-to-write` makes a write without replicas fail.
+"""
 
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from functools import partial
 
-from redis.exceptions import ResponseError
+from redis.exceptions import ClusterDownError, MovedError, ResponseError
 
 from kvblend.v1 import object_pb2
-from services.common.logs import get_logger
-from services.common.metrics import counter
+from services.common.redis_connection import BoundedConnection, LinkError
+from services.common.redis_url import parse_route
 from services.store.objects import ObjectKey
 from services.store.tiers.base import TierHealth
-from services.store.tiers.breaker import CircuitBreaker
-from services.store.tiers.redis_format import describes, is_stored
-from services.store.tiers.redis_link import LinkError, RedisLink, pack
+from services.store.tiers.redis_calls import RedisCalls
+from services.store.tiers.redis_format import Names, describes, is_stored
+from services.store.tiers.redis_node import NodeLimits, RedisNode
 from services.store.tiers.redis_objects import KEYS_A_COMMAND, RedisObjects
-
-FAILURES = counter("kvblend_l2_redis_failures", "Calls to Redis without a result, by operation.", ("operation", "kind"))
+from services.store.tiers.redis_servers import RedisServers
 
 MIB = 1 << 20
 _PROBE_EVERY = 1.0
 _PROBE_SECONDS = 0.25
 # How long health tells of a clear that did not finish: its caller asks right after.
 _UNFINISHED_SECONDS = 1.0
-# A caller in more of a hurry than this proves nothing about the server when it goes without an answer.
-_FAIR_SECONDS = 0.05
-
-_log = get_logger("l2")
-_T = TypeVar("_T")
+# Walks over all objects, while keys are moved from one server to another.
+_CLEARS = 2
 
 
 class RedisTier:
-    """A `Tier` on one Redis or Valkey server. Methods may be called from several threads.
+    """A `Tier` on Redis or Valkey: one server, one with Sentinels, or a cluster. Methods may be called from several
+    threads.
 
-    After 3 failures in a row calls answer a miss at once; every `half_open_seconds` one is let through to
-    see whether the server is back. A server that is away at construction is no error.
+    Every server has a circuit breaker: after 3 failures in a row what it holds is a miss at once; every
+    `half_open_seconds` one call is let through to see whether it is back. The other servers of a cluster go on.
+    Servers that are away at construction are no error.
 
     Args:
-        url: redis://, rediss:// or unix://, with redis-py's options in the query (`?ssl_ca_certs=...`).
+        url: see `parse_route`.
         key_prefix: in front of every key; stores share objects only under the same prefix.
         ttl_seconds: life of an object in Redis, unless it expires earlier by itself.
-        part_bytes: 1 to 4 MiB.
+        part_bytes: 1 to 4 MiB; larger values are slow in Redis.
         operation_timeout: seconds; an upper bound on the `timeout` that callers pass.
+        max_connections: to each server.
 
     Raises:
         ValueError: an argument that cannot be; says which.
@@ -68,32 +72,33 @@ class RedisTier:
             raise ValueError(f"max_connections is {max_connections}; at least 1 is allowed")
         if "{" in key_prefix or "}" in key_prefix:
             raise ValueError(f"key_prefix is {key_prefix!r}; braces are not allowed")
-        self._link = RedisLink(url, connect_timeout, max_connections)
-        self.tier_id = f"{self._link.address}#{key_prefix}"
-        self._objects = RedisObjects(self._link, key_prefix, ttl_seconds, part_bytes)
+        route = parse_route(url)
+        self.tier_id = f"{route.name}#{key_prefix}"
+        self._servers = RedisServers(route, NodeLimits(connect_timeout, max_connections, half_open_seconds))
+        self._objects = RedisObjects(self._servers, Names(key_prefix), ttl_seconds, part_bytes)
+        self._calls = RedisCalls(self._servers)
         self._operation_timeout = operation_timeout
-        self._breaker = CircuitBreaker(retry_seconds=half_open_seconds)
+        self._closed = False
         self._health_lock = threading.Lock()
         self._probed_at = float("-inf")
-        self._error = ""
         self._unfinished_until = float("-inf")
-        self._used_bytes = 0
-        self._capacity_bytes = 0
+        # Bytes used and allowed, by server.
+        self._usage: dict[str, tuple[int, int]] = {}
 
     def find(self, keys: Sequence[ObjectKey], timeout: float) -> list[object_pb2.ObjectMeta | None]:
-        """Metas of the objects whose headers are there, in order; one round trip."""
-        misses: list[object_pb2.ObjectMeta | None] = [None] * len(keys)
-        if not keys:
-            return misses
-        return self._attempt("find", timeout, lambda deadline: self._objects.find(keys, deadline), misses)
+        """Metas of the objects whose headers are there, in order; one round trip to each server."""
+        deadline = self._deadline(timeout)
+        found: dict[ObjectKey, object_pb2.ObjectMeta | None] = self._calls.on_all(
+            keys, deadline, lambda node, some: self._objects.find(node, some, deadline)
+        )
+        return [found.get(key) for key in keys]
 
     def read_into(self, key: ObjectKey, meta: object_pb2.ObjectMeta, target: memoryview, timeout: float) -> bool:
         """See `Tier.read_into`. False also for a meta that is not the key's or not `target`'s length."""
         if not describes(key, meta) or not is_stored(meta) or target.nbytes != meta.payload_bytes:
             return False
-        return self._attempt(
-            "read", timeout, lambda deadline: self._objects.read(key, meta, target.cast("B"), deadline), False
-        )
+        place, deadline = target.cast("B"), self._deadline(timeout)
+        return self._calls.on_one(key, deadline, lambda node: self._objects.read(node, key, meta, place, deadline))
 
     def write(self, key: ObjectKey, meta: object_pb2.ObjectMeta, payload: memoryview, timeout: float) -> bool:
         """See `Tier.write`. False also for a meta that is not the key's or not `payload`'s length.
@@ -102,89 +107,98 @@ class RedisTier:
         """
         if not describes(key, meta) or not 0 < payload.nbytes == meta.payload_bytes:
             return False
-        return self._attempt(
-            "write", timeout, lambda deadline: self._objects.write(key, meta, payload, deadline), False
-        )
+        deadline = self._deadline(timeout)
+        return self._calls.on_one(key, deadline, lambda node: self._objects.write(node, key, meta, payload, deadline))
 
     def delete(self, keys: Sequence[ObjectKey], timeout: float) -> int:
         """How many objects were there and are gone."""
         give_up_at = time.monotonic() + timeout
         gone = 0
         for first in range(0, len(keys), KEYS_A_COMMAND):
+            deadline = self._deadline(give_up_at - time.monotonic())
             some = keys[first : first + KEYS_A_COMMAND]
-            left = give_up_at - time.monotonic()
-            gone += self._attempt("delete", left, lambda deadline, some=some: self._objects.delete(some, deadline), 0)  # type: ignore[misc]
+            outcomes = self._calls.on_all(some, deadline, partial(self._drop, deadline))
+            gone += sum(outcomes.values())
         return gone
+
+    def _drop(self, deadline: float, node: RedisNode, keys: Sequence[ObjectKey]) -> list[bool | MovedError]:
+        return self._objects.delete(node, keys, deadline)
 
     def delete_where(self, matches: Callable[[object_pb2.ObjectMeta], bool], timeout: float) -> int:
         """See `Tier.delete_where`. If it could not look at every object, `health` is not ready for a second."""
         give_up_at = time.monotonic() + timeout
+        gone = 0
+        for _ in range(_CLEARS):
+            before = self._servers.changes
+            nodes = self._servers.masters(give_up_at)
+            walks = self._calls.side_by_side(nodes, give_up_at, lambda node: self._clear(node, matches, give_up_at))
+            gone += sum(count for count, _ in walks.values())
+            finished = bool(nodes) and len(walks) == len(nodes) and all(done for _, done in walks.values())
+            # While keys were moved from one server to another, some may have been at neither when it was looked at.
+            if finished and self._servers.changes == before:
+                return gone
+        self._unfinished_until = time.monotonic() + _UNFINISHED_SECONDS
+        return gone
+
+    def _clear(
+        self, node: RedisNode, matches: Callable[[object_pb2.ObjectMeta], bool], give_up_at: float
+    ) -> tuple[int, bool]:
+        """How many objects of one server are gone, and whether all were looked at."""
         cursor, gone = b"0", 0
         while True:
-            left = give_up_at - time.monotonic()
-            page = self._attempt(
-                "delete",
-                left,
-                lambda deadline, cursor=cursor: self._objects.delete_page(cursor, matches, deadline),  # type: ignore[misc]
-                None,
-            )
-            if page is None:
-                self._unfinished_until = time.monotonic() + _UNFINISHED_SECONDS
-                return gone
-            cursor, count = page
+            deadline = self._deadline(give_up_at - time.monotonic())
+            try:
+                cursor, count = self._objects.delete_page(node, cursor, matches, deadline)
+            except (LinkError, ResponseError):
+                self._servers.suspect()
+                return gone, False
             gone += count
             if cursor == b"0":
-                return gone
+                return gone, True
 
     def health(self) -> TierHealth:
-        """What the last calls showed; asks the server at most once a second, for at most 0.25 s."""
+        """What the last calls showed; asks the servers at most once a second, for at most 0.25 s."""
         with self._health_lock:
             due = time.monotonic() - self._probed_at >= _PROBE_EVERY
             if due:
                 self._probed_at = time.monotonic()
+        deadline = time.monotonic() + _PROBE_SECONDS
+        nodes = self._servers.masters(deadline)
         if due:
-            self._attempt("health", _PROBE_SECONDS, self._probe, None)
-        error = self._error
-        if not error and time.monotonic() < self._unfinished_until:
-            error = "not every object could be looked at to delete what was named"
-        return TierHealth(not error, error, self._used_bytes, self._capacity_bytes)
+            self._calls.side_by_side(nodes, deadline, lambda node: self._probe(node, deadline))
+        down = [f"{node.name}: {node.error}" for node in nodes if node.error]
+        usage = [self._usage.get(node.name, (0, 0)) for node in nodes]
+        used, capacity = (sum(column) for column in zip(*usage, strict=True)) if usage else (0, 0)
+        detail = "; ".join(down)
+        if detail and len(nodes) > 1:
+            detail = f"{len(down)} of {len(nodes)} servers: {detail}"
+        elif self._closed:
+            detail = "closed"
+        elif not nodes:
+            detail = self._servers.problem or "no server is known yet"
+        elif not detail and time.monotonic() < self._unfinished_until:
+            detail = "not every object could be looked at to delete what was named"
+        return TierHealth(not detail, detail, used, capacity)
 
     def close(self) -> None:
         """Later calls answer a miss."""
-        self._link.close()
+        self._closed = True
+        self._servers.close()
+        self._calls.close()
 
-    def _attempt(self, operation: str, timeout: float, work: Callable[[float], _T], miss: _T) -> _T:
-        """`work(deadline)`, or `miss` if the server is away, slow or refuses."""
-        allowed = min(timeout, self._operation_timeout)
-        if allowed <= 0 or not self._breaker.allow():
-            return miss
-        try:
-            result = work(time.monotonic() + allowed)
-        except LinkError as error:
-            FAILURES.labels(operation, error.kind).inc()
-            if error.kind == "down" or (error.kind == "late" and allowed >= _FAIR_SECONDS):
-                self._failed(str(error))
-            return miss
-        except ResponseError as error:
-            FAILURES.labels(operation, "refused").inc()
-            # A server that takes no writes (full, read-only) still serves what it holds.
-            if operation != "write":
-                self._failed(str(error))
-            return miss
-        self._error = ""
-        if self._breaker.success():
-            _log.info("L2 is back", tier=self.tier_id)
-        return result
+    def _probe(self, node: RedisNode, deadline: float) -> None:
+        def work(connection: BoundedConnection) -> None:
+            commands = [("PING",), ("INFO", "memory"), *([("CLUSTER", "INFO")] if self._servers.clustered else [])]
+            pong, memory, *state = connection.exchange(commands)
+            if isinstance(pong, ResponseError):
+                raise pong
+            if state and not isinstance(state[0], ResponseError) and b"cluster_state:ok" not in state[0]:
+                raise ClusterDownError("the cluster is down")
+            if isinstance(memory, bytes):
+                facts = dict(line.split(":", 1) for line in memory.decode().splitlines() if ":" in line)
+                self._usage[node.name] = (int(facts.get("used_memory", 0)), int(facts.get("maxmemory", 0)))
 
-    def _failed(self, error: str) -> None:
-        self._error = error
-        if self._breaker.failure():
-            _log.warning("L2 is down", tier=self.tier_id, error=error)
+        node.use("health", deadline, work)
 
-    def _probe(self, deadline: float) -> None:
-        _, memory = self._link.exchange([pack("PING"), pack("INFO", "memory")], deadline)
-        if isinstance(memory, ResponseError):
-            return
-        facts = dict(line.split(":", 1) for line in memory.decode().splitlines() if ":" in line)
-        self._used_bytes = int(facts.get("used_memory", 0))
-        self._capacity_bytes = int(facts.get("maxmemory", 0))
+    def _deadline(self, timeout: float) -> float:
+        return time.monotonic() + min(timeout, self._operation_timeout)

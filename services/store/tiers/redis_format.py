@@ -1,7 +1,8 @@
 """How an object lies in Redis: names of its keys, and a header that proves itself.
 
     {prefix}{<object>}:h               header: 8 bytes little-endian xxh3-64, then an ObjectMeta
-    {prefix}{<object>}:<write_id>:<i>  part i of the payload, written by the write of that id
+    {prefix}{<object>}:<write_id>:<i>  part i of the payload, written by the write of that id: of n bytes in p parts
+                                       those from n*i//p to n*(i+1)//p
 
 The braces keep an object in one Cluster slot. The header's checksum covers the object's name too:
 a header that was damaged, or that answers under another name, is never believed. Parts carry the
@@ -10,6 +11,7 @@ name of their write, so parts of two writes of one object can never mix.
 
 import re
 import struct
+from itertools import pairwise
 from typing import cast
 
 import xxhash
@@ -50,6 +52,12 @@ class Names:
         space_id, domain, chain_hash, group, rank = match[1].decode().split(":")
         chunk = ChunkKey(bytes.fromhex(space_id), cast(pb.Domain, int(domain)), bytes.fromhex(chain_hash))
         return ObjectKey(chunk, int(group), int(rank))
+
+
+def cut(payload: memoryview, parts: int) -> list[memoryview]:
+    """The parts of a payload of at least so many bytes."""
+    bounds = [len(payload) * index // parts for index in range(parts + 1)]
+    return [payload[start:end] for start, end in pairwise(bounds)]
 
 
 def is_stored(meta: object_pb2.ObjectMeta) -> bool:

@@ -1,25 +1,29 @@
-"""The setting that names a Redis log, as a route. No message has a part of it that may be a credential."""
+"""The setting that names Redis, as a route. No message has a part of it that may be a credential."""
 
+import os
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from redis.connection import parse_url
 
-from services.matcher.log.redis_route import ClusterRoute, FixedRoute, Route, SentinelRoute
-from services.matcher.log.redis_socket import Options, check_options
+from services.common.redis_connection import Options, check_options
+from services.common.redis_route import ClusterRoute, FixedRoute, Route, SentinelRoute
 
+SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
+# Options that name files, which must be there.
+_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_ca_path")
 _SENTINEL_PORT = 26379
 _SENTINEL_LOGIN = ("sentinel_username", "sentinel_password")
 # Without the text: where a URL has a mistake, a password may stand where a port should.
 _MISTAKEN = "a Redis URL cannot be understood: scheme://[user:password@]host[:port]..."
 
 
-def parse_route(url: str, key: bytes) -> Route:
-    """The way to the log of which `key` is one key.
+def parse_route(url: str, key: bytes = b"") -> Route:
+    """The way to the server that holds `key`, and to all of them (`Route.layout`).
 
     redis:// or rediss://[user:password@]host[:port][/database], unix://[user:password@]/path[?db=0],
     redis+sentinel://[user:password@]host[:port],.../master[/database] (of the Sentinels themselves:
     ?sentinel_username=...&sentinel_password=...), redis+cluster://[user:password@]host[:port],...; with rediss+ for
-    TLS. Further options are redis-py's, in the query: ?ssl_ca_certs=/path.
+    TLS. Further options are redis-py's, in the query: ?ssl_ca_certs=/path&ssl_certfile=/path&ssl_keyfile=/path.
 
     Raises ValueError.
     """
@@ -27,6 +31,8 @@ def parse_route(url: str, key: bytes) -> Route:
         parts = urlsplit(url)
     except ValueError:
         raise ValueError(_MISTAKEN) from None
+    if parts.scheme not in SCHEMES:
+        raise ValueError(f"a Redis URL starts with one of {', '.join(f'{scheme}://' for scheme in SCHEMES)}")
     scheme, _, kind = parts.scheme.partition("+")
     if kind == "sentinel":
         return _sentinel_route(parts, scheme)
@@ -81,6 +87,9 @@ def _options(url: str, without: tuple[str, ...] = ()) -> Options:
     options = {name: value for name, value in _parsed(url).items() if name not in without}
     if not set(options) & set(_SENTINEL_LOGIN):
         check_options(options)
+    for name in _FILES:
+        if name in options and not os.access(options[name], os.R_OK):
+            raise ValueError(f"the file that {name} names in the Redis URL cannot be read")
     return options
 
 

@@ -1,24 +1,25 @@
 """One connection to a Redis server on which everything ends by a deadline.
 
-Each socket operation gets what is left until the deadline (services/common/bounded_redis.py), and connecting (names,
+Each socket operation gets what is left until the deadline (services/common/redis_socket.py), and connecting (names,
 TLS, passwords) happens on a thread that the caller does not have to wait for.
 """
 
 import hashlib
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from redis.connection import Connection, PythonRespSerializer
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from services.common.bounded_redis import BOUNDED, READ_BYTES
+from services.common.redis_socket import BOUNDED, READ_BYTES, BoundedSocket
 
 Options = dict[str, Any]
-Argument = bytes | str | int
+Argument = bytes | memoryview | str | int
 
 # Larger arguments are sent from where they lie, not copied into one buffer with the others.
 _COPIED_BYTES = 6000
@@ -27,7 +28,11 @@ _connecting = threading.BoundedSemaphore(16)
 
 
 class LinkError(Exception):
-    """No answer from the server; the text says why."""
+    """No answer from the server; the text says why. `late`: there may still be one, but not in time."""
+
+    def __init__(self, detail: str, *, late: bool = False) -> None:
+        super().__init__(detail)
+        self.late = late
 
 
 class Script:
@@ -38,8 +43,8 @@ class Script:
         self.digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
-def _encoded(argument: Argument) -> bytes:
-    return argument if isinstance(argument, bytes) else str(argument).encode()
+def _encoded(argument: Argument) -> bytes | memoryview:
+    return argument if isinstance(argument, bytes | memoryview) else str(argument).encode()
 
 
 def _made(options: Options, timeout: float) -> Any:
@@ -68,14 +73,15 @@ class BoundedConnection:
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
-        self._unanswered = 0
+        # Replies that are still to come.
+        self.unanswered = 0
         self._broken = False
 
     def until(self, deadline: float) -> None:
         self._inner.bounded.deadline = deadline
 
     def send(self, *arguments: Argument) -> None:
-        self._unanswered += 1
+        self.unanswered += 1
         try:
             self._inner.send_command(*arguments, check_health=False)
         except (RedisError, OSError) as error:
@@ -86,17 +92,48 @@ class BoundedConnection:
         try:
             reply = self._inner.read_response()
         except ResponseError:
-            self._unanswered -= 1
+            self.unanswered -= 1
             raise
         except (RedisError, OSError) as error:
             self._broken = True
             raise _as_link_error(error) from None
-        self._unanswered -= 1
+        self.unanswered -= 1
         return reply
 
     def call(self, *arguments: Argument) -> Any:
         self.send(*arguments)
         return self.receive()
+
+    def send_from_memory(self, *arguments: Argument) -> None:
+        """Like `send`; memoryviews of bytes leave from where they lie, together with what is around them."""
+        with self.raw() as socket:
+            socket.send_all_of(self._inner.pack_command(*arguments))
+        self.unanswered += 1
+
+    def exchange(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
+        """Replies of pipelined commands, in order; a refusal is a ResponseError among them."""
+        with self.raw() as socket:
+            for buffer in self._inner.pack_commands(commands):
+                socket.sendall(buffer)
+        self.unanswered += len(commands)
+        return [self.receive_any() for _ in commands]
+
+    def receive_any(self) -> Any:
+        """A reply; a refusal as a value."""
+        try:
+            return self.receive()
+        except ResponseError as error:
+            return error
+
+    @contextmanager
+    def raw(self) -> Iterator[BoundedSocket]:
+        """The socket itself, no reply outstanding that redis-py has begun to read. Leave it where a reply ends."""
+        broken, self._broken = self._broken, True
+        try:
+            yield self._inner.bounded
+        except OSError as error:
+            raise _as_link_error(error) from None
+        self._broken = broken
 
     def run(self, script: Script, keys: list[bytes], *arguments: Argument) -> Any:
         try:
@@ -106,21 +143,30 @@ class BoundedConnection:
 
     def is_usable(self) -> bool:
         """Not with a reply outstanding: it would answer the next question."""
-        return not self._broken and not self._unanswered and self._inner.bounded.is_quiet()
+        return not self._broken and not self.unanswered and self._inner.bounded.is_quiet()
 
     def close(self) -> None:
         self._inner.disconnect()
 
 
-def dial(options: Options, deadline: float) -> BoundedConnection:
-    """A new connection. Raises LinkError, by `deadline` at the latest."""
+def dial(
+    options: Options,
+    deadline: float,
+    *,
+    connect_seconds: float = _CONNECT_SECONDS,
+    connecting: threading.Semaphore = _connecting,
+) -> BoundedConnection:
+    """A new connection. Raises LinkError, by `deadline` at the latest.
+
+    `connecting`: a permit is held while connecting, by a thread that may outlive the call.
+    """
     left = deadline - time.monotonic()
-    if left <= 0 or not _connecting.acquire(timeout=left):
-        raise LinkError("no connection in time")
+    if left <= 0 or not connecting.acquire(timeout=left):
+        raise LinkError("no connection in time", late=True)
     outcome: Future[BoundedConnection] = Future()
 
     def connect() -> None:
-        inner = _made(options, min(left, _CONNECT_SECONDS))
+        inner = _made(options, min(left, connect_seconds))
         try:
             inner.connect()
             outcome.set_result(BoundedConnection(inner))
@@ -131,17 +177,17 @@ def dial(options: Options, deadline: float) -> BoundedConnection:
             with suppress(InvalidStateError):
                 outcome.set_exception(_as_link_error(error))
         finally:
-            _connecting.release()
+            connecting.release()
 
     threading.Thread(target=connect, name="redis-connect", daemon=True).start()
     try:
         return outcome.result(max(0.0, deadline - time.monotonic()))
     except FutureTimeoutError:
         if outcome.cancel():
-            raise LinkError("no connection in time") from None
+            raise LinkError("no connection in time", late=True) from None
         return outcome.result()
 
 
 def _as_link_error(error: Exception) -> LinkError:
     late = isinstance(error, TimeoutError) or "Timeout" in type(error).__name__
-    return LinkError("no answer in time" if late else str(error) or type(error).__name__)
+    return LinkError("no answer in time" if late else str(error) or type(error).__name__, late=late)

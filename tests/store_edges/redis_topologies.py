@@ -5,6 +5,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -135,18 +136,22 @@ def sentinel_set() -> Iterator[SentinelSet]:
 
 
 class Cluster:
-    """Three primaries, and a replica of the one that has `key`'s slot."""
+    """Three primaries, and replicas: of every one, or only of the one that has `key`'s slot."""
 
-    def __init__(self, primaries: list[RedisServer], replica: RedisServer, key: bytes) -> None:
+    def __init__(self, primaries: list[RedisServer], replicas: list[RedisServer], key: bytes) -> None:
         self.primaries = primaries
-        self.replica = replica
-        self.owner = primaries[key_slot(key) * 3 // 16384]
-        hosts = ",".join(f"127.0.0.1:{port_of(node)}" for node in (*primaries, replica))
+        self.owner = self.owner_of(key)
+        # By primary.
+        replicated = [self.owner] if len(replicas) == 1 else primaries
+        self.replicas = dict(zip(replicated, replicas, strict=True))
+        self.replica = self.replicas[self.owner]
+        self.nodes = [*primaries, *replicas]
+        hosts = ",".join(f"127.0.0.1:{port_of(node)}" for node in self.nodes)
         self.url = f"redis+cluster://{hosts}"
 
-    @property
-    def nodes(self) -> list[RedisServer]:
-        return [*self.primaries, self.replica]
+    def owner_of(self, key: bytes) -> RedisServer:
+        """As the cluster was assembled."""
+        return self.primaries[key_slot(key) * 3 // 16384]
 
     def assemble(self, bus_ports: dict[int, int]) -> None:
         for index, node in enumerate(self.primaries):
@@ -156,13 +161,17 @@ class Cluster:
                 for other in self.nodes:
                     port = port_of(other)
                     client.execute_command("CLUSTER", "MEET", "127.0.0.1", port, bus_ports[port])
-        wait_until(lambda: all(info_of_cluster(node).get("cluster_known_nodes") == "4" for node in self.nodes))
-        with client_of(self.owner) as client:
-            owner = client.execute_command("CLUSTER", "MYID")
-        with client_of(self.replica) as client:
-            # The owner's name may have reached it later than the owner's address.
-            wait_until(lambda: _replicates(client, owner))
-        wait_for_replica(self.replica)
+        wait_until(
+            lambda: all(info_of_cluster(node).get("cluster_known_nodes") == str(len(self.nodes)) for node in self.nodes)
+        )
+        for primary, replica in self.replicas.items():
+            with client_of(primary) as client:
+                owner = client.execute_command("CLUSTER", "MYID")
+            with client_of(replica) as client:
+                # The owner's name may have reached it later than the owner's address.
+                wait_until(partial(_replicates, client, owner))
+        for replica in self.replicas.values():
+            wait_for_replica(replica)
         wait_until(lambda: all(info_of_cluster(node).get("cluster_state") == "ok" for node in self.nodes))
         wait_until(lambda: all(info_of_cluster(node).get("cluster_slots_ok") == "16384" for node in self.nodes))
 
@@ -184,16 +193,45 @@ def info_of_cluster(node: RedisServer) -> dict[str, str]:
     return dict(line.split(":", 1) for line in text.split() if ":" in line)
 
 
+def move_slot(source: RedisServer, target: RedisServer, key: bytes) -> None:
+    start_moving(source, target, key)
+    with client_of(source) as old:
+        for name in old.execute_command("CLUSTER", "GETKEYSINSLOT", key_slot(key), 1000):
+            move_key(source, target, name)
+    finish_moving(source, target, key)
+
+
+def start_moving(source: RedisServer, target: RedisServer, key: bytes) -> None:
+    slot = key_slot(key)
+    with client_of(source) as old, client_of(target) as new:
+        names = [client.execute_command("CLUSTER", "MYID") for client in (old, new)]
+        new.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", names[0])
+        old.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", names[1])
+
+
+def move_key(source: RedisServer, target: RedisServer, name: bytes) -> None:
+    with client_of(source) as old:
+        old.execute_command("MIGRATE", "127.0.0.1", port_of(target), name, 0, 10_000)
+
+
+def finish_moving(source: RedisServer, target: RedisServer, key: bytes) -> None:
+    with client_of(source) as old, client_of(target) as new:
+        name = new.execute_command("CLUSTER", "MYID")
+        for client in (new, old):
+            client.execute_command("CLUSTER", "SETSLOT", key_slot(key), "NODE", name)
+
+
 @contextmanager
-def cluster(key: bytes) -> Iterator[Cluster]:
+def cluster(key: bytes, replicas: int = 1, *more: str) -> Iterator[Cluster]:
+    """`replicas`: 1, of the server that has `key`'s slot, or 3. `more`: options of the servers."""
     with ExitStack() as stack:
         nodes = []
         bus_ports = {}
-        for _ in range(4):
+        for _ in range(3 + replicas):
             bus_port = free_port()
             options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1500", "--cluster-port", str(bus_port))
-            nodes.append(stack.enter_context(redis_server(*_REPLICATION, *options)))
+            nodes.append(stack.enter_context(redis_server(*_REPLICATION, *options, *more)))
             bus_ports[port_of(nodes[-1])] = bus_port
-        found = Cluster(nodes[:3], nodes[3], key)
+        found = Cluster(nodes[:3], nodes[3:], key)
         found.assemble(bus_ports)
         yield found

@@ -6,7 +6,9 @@ operation gets what is left until `connection.bounded.deadline`.
 
 import select
 import socket
+import ssl
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
@@ -31,11 +33,37 @@ class BoundedSocket:
     def sendall(self, data: bytes | memoryview) -> None:
         self._armed().sendall(data)
 
+    def send_all_of(self, buffers: Sequence[bytes | memoryview]) -> None:
+        """Sends several from where they lie, in as few system calls as the kernel allows."""
+        if isinstance(self._inner, ssl.SSLSocket):
+            for buffer in buffers:
+                self.sendall(buffer)
+            return
+        left = [memoryview(buffer) for buffer in buffers]
+        while left:
+            sent = self._armed().sendmsg(left)
+            while left and sent >= left[0].nbytes:
+                sent -= left.pop(0).nbytes
+            if sent:
+                left[0] = left[0][sent:]
+
     def recv_into(self, buffer: bytearray) -> int:
         return self._armed().recv_into(buffer)
 
     def recv(self, size: int) -> bytes:
         return self._armed().recv(size)
+
+    def receive_now(self, buffer: memoryview) -> int:
+        """Into `buffer` as much of it as is there: how many bytes, 0 if there are none yet."""
+        if self._inner.gettimeout() != 0:
+            self._inner.settimeout(0)
+        try:
+            count = self._inner.recv_into(buffer)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return 0
+        if not count:
+            raise ConnectionResetError("the server closed the connection")
+        return count
 
     def settimeout(self, timeout: float | None) -> None:
         """The deadline alone decides."""
@@ -45,6 +73,9 @@ class BoundedSocket:
         poller = select.poll()
         poller.register(self._inner, select.POLLIN)
         return not poller.poll(0)
+
+    def fileno(self) -> int:
+        return self._inner.fileno()
 
     def shutdown(self, how: int) -> None:
         self._inner.shutdown(how)

@@ -1,4 +1,4 @@
-"""Which server holds the log: a fixed one, the one that Sentinels name, or the owner of its keys' slot in a cluster."""
+"""Which server holds what: a fixed one, the one that Sentinels name, or the owner of a key's slot in a cluster."""
 
 # The contract's signatures; not everything in them matters to every kind.
 # ruff: noqa: ARG002
@@ -8,26 +8,44 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from operator import itemgetter
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from redis.crc import key_slot
 from redis.exceptions import ResponseError
 
-from services.matcher.log.redis_socket import BoundedConnection, LinkError, Options, dial
+from services.common.redis_connection import BoundedConnection, LinkError, Options, dial
 
 # One that does not answer must not use up the caller's time: the others are to be asked as well.
 _ASK_SECONDS = 0.5
 
+SLOTS = 16384
+
 _T = TypeVar("_T")
 
 
+class SlotRange(NamedTuple):
+    """Slots `first` to `last`, both included, and how to connect to the server that has their keys."""
+
+    first: int
+    last: int
+    primary: Options
+
+
 class Route(Protocol):
-    """`name`: for messages, without credentials. Thread-safe."""
+    """`name`: for messages, without credentials. `clustered`: keys have slots. Thread-safe."""
 
     name: str
+    clustered: bool
 
     def primary(self, deadline: float) -> Options:
-        """How to connect to the server that holds the log now. Raises LinkError, by the deadline at the latest."""
+        """How to connect to the server that holds the route's key now.
+
+        Raises LinkError, by the deadline (monotonic seconds) at the latest.
+        """
+        ...
+
+    def layout(self, deadline: float) -> list[SlotRange]:
+        """Who holds which slots now; one server holds all of them outside a cluster. Raises as `primary`."""
         ...
 
     def distrust(self) -> None:
@@ -35,7 +53,7 @@ class Route(Protocol):
         ...
 
     def primaries(self) -> Sequence[Options]:
-        """Every server that might come to hold the log, as far as the last `primary` saw."""
+        """Every server that might come to hold the key, as far as the last `primary` saw."""
         ...
 
     def accept(self, connection: BoundedConnection) -> None:
@@ -44,12 +62,17 @@ class Route(Protocol):
 
 
 class FixedRoute:
+    clustered = False
+
     def __init__(self, name: str, options: Options) -> None:
         self.name = name
         self._options = options
 
     def primary(self, deadline: float) -> Options:
         return self._options
+
+    def layout(self, deadline: float) -> list[SlotRange]:
+        return [SlotRange(0, SLOTS - 1, self._options)]
 
     def distrust(self) -> None:
         """There is no other."""
@@ -107,6 +130,8 @@ class _Guides:
 class SentinelRoute:
     """`data`: how to connect to a server, but for host and port."""
 
+    clustered = False
+
     def __init__(self, name: str, sentinels: Sequence[Options], master: str, data: Options) -> None:
         self.name = name
         self._guides = _Guides(sentinels)
@@ -131,6 +156,9 @@ class SentinelRoute:
         self._last = (primary,)
         return primary
 
+    def layout(self, deadline: float) -> list[SlotRange]:
+        return [SlotRange(0, SLOTS - 1, self.primary(deadline))]
+
     def distrust(self) -> None:
         self._guides.distrust()
 
@@ -144,7 +172,9 @@ class SentinelRoute:
 
 
 class ClusterRoute:
-    """`key`: one of the log's; all of them have the same slot."""
+    """`key`: the one that `primary` is about."""
+
+    clustered = True
 
     def __init__(self, name: str, nodes: Sequence[Options], key: bytes) -> None:
         self.name = name
@@ -153,24 +183,30 @@ class ClusterRoute:
         self._last: Sequence[Options] = ()
 
     def primary(self, deadline: float) -> Options:
-        def question(node: BoundedConnection, asked: Options) -> tuple[Options, list[Options]]:
-            owner, primaries = None, []
+        for part in self.layout(deadline):
+            if part.first <= self._slot <= part.last:
+                return part.primary
+        raise LinkError(f"nobody in the cluster has slot {self._slot}")
+
+    def layout(self, deadline: float) -> list[SlotRange]:
+        def question(node: BoundedConnection, asked: Options) -> list[SlotRange]:
+            found = []
             for first, last, address, *_ in node.call("CLUSTER", "SLOTS"):
                 # A node that does not know its own address leaves it out.
                 host = address[0].decode() if address[0] else asked["host"]
-                primary = {**asked, "host": host, "port": int(address[1])}
-                if primary not in primaries:
-                    primaries.append(primary)
-                if first <= self._slot <= last:
-                    owner = primary
-            if owner is None:
-                raise LinkError(f"nobody in the cluster has slot {self._slot}")
-            return owner, primaries
+                found.append(SlotRange(first, last, {**asked, "host": host, "port": int(address[1])}))
+            if not found:
+                raise LinkError("a node of the cluster knows of no slots")
+            return found
 
-        owner, primaries = next(self._guides.answers(question, deadline))
+        found = next(self._guides.answers(question, deadline))
+        primaries: list[Options] = []
+        for part in found:
+            if part.primary not in primaries:
+                primaries.append(part.primary)
         self._guides.learn(primaries)
         self._last = primaries
-        return owner
+        return found
 
     def distrust(self) -> None:
         self._guides.distrust()

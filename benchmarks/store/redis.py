@@ -1,0 +1,282 @@
+"""What goes to Redis and comes back a second, checksums on, from and to a shared map as the arena is one.
+
+Beside it, in the same rounds on the same server: redis-py with hiredis (values of our parts' sizes, made and dropped in
+its own memory), LMCache's C++ connector (TCP only, without checksums), and redis-benchmark (one key, always in cache).
+"""
+
+import mmap
+import shutil
+import socket
+import statistics
+import subprocess
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import redis
+import xxhash
+
+from benchmarks.common.processes import PEERS_PYTHON, Piped, piped
+from benchmarks.common.screen import Screen
+from benchmarks.common.targets import Row, Target, at_least, one
+from kvblend.v1 import common_pb2 as pb
+from kvblend.v1 import object_pb2
+from services.common.identity import OBJECT_FORMAT_VERSION
+from services.store.objects import ChunkKey, ObjectKey
+from services.store.tiers.redis import RedisTier
+
+MIB = 1 << 20
+_SECONDS = 60.0
+_TRANSPORTS = ("unix", "tcp")
+_OBJECTS_MIB = (1, 4, 8, 32)
+_PARTS_MIB = (1, 2, 4)
+# What one contender writes and reads in one round.
+_VOLUME_MIB = 64
+_CALLERS = (1, 2, 4)
+_ROUNDS = (9, 1)
+# Puts the volume there, gets it back.
+Pair = tuple[Callable[[], object], Callable[[], object]]
+
+
+@contextmanager
+def _server() -> Iterator[dict[str, str]]:
+    """URLs of a fresh server, by transport."""
+    with tempfile.TemporaryDirectory(prefix="kvb-bench-") as folder, ExitStack() as stack:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        path = f"{folder}/redis.sock"
+        command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--unixsocket", path]
+        command += ["--save", "", "--appendonly", "no", "--dir", folder]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        stack.callback(process.wait)
+        stack.callback(process.terminate)
+        give_up_at = time.monotonic() + _SECONDS
+        while not Path(path).exists():
+            if process.poll() is not None or time.monotonic() > give_up_at:
+                raise RuntimeError("redis-server did not start")
+            time.sleep(0.02)
+        yield {"unix": f"unix://{path}", "tcp": f"redis://127.0.0.1:{port}"}
+
+
+class _Arena:
+    """Source and target, both of the volume's size."""
+
+    def __init__(self, size: int) -> None:
+        self._map = mmap.mmap(-1, 2 * size)
+        self._map.madvise(mmap.MADV_HUGEPAGE)
+        whole = memoryview(self._map)
+        self.source, self.target = whole[:size], whole[size:]
+        for start in range(0, size, MIB):
+            # Every part another one: equal parts would hide that one was taken for another.
+            self.source[start : start + MIB] = xxhash.xxh3_128_digest(start.to_bytes(8)) * (MIB // 16)
+        self.target[:] = bytes(size)
+
+
+def _ours(tier: RedisTier, arena: _Arena, object_bytes: int, callers: int, threads: ThreadPoolExecutor) -> Pair:
+    keys, metas = [], []
+    places = range(0, len(arena.source), object_bytes)
+    for start in places:
+        name = f"{object_bytes}/{start}/{tier.tier_id}".encode()
+        keys.append(ObjectKey(ChunkKey(b"s" * 16, pb.DOMAIN_EXACT, xxhash.xxh3_128_digest(name) * 2), 0, 0))
+        data = arena.source[start : start + object_bytes]
+        metas.append(_meta(keys[-1], data))
+
+    def put(index: int) -> None:
+        start = places[index]
+        if not tier.write(keys[index], metas[index], arena.source[start : start + object_bytes], _SECONDS):
+            raise RuntimeError("a write failed")
+
+    def get(index: int, meta: object_pb2.ObjectMeta | None) -> None:
+        start = places[index]
+        target = arena.target[start : start + object_bytes]
+        if meta is None or not tier.read_into(keys[index], meta, target, _SECONDS):
+            raise RuntimeError("a read failed")
+
+    each: Callable[..., Iterable[None]] = map if callers == 1 else threads.map
+
+    def put_all() -> None:
+        deque(each(put, range(len(keys))), 0)
+
+    def get_all() -> None:
+        deque(each(get, range(len(keys)), tier.find(keys, _SECONDS)), 0)
+
+    return put_all, get_all
+
+
+def _meta(key: ObjectKey, data: memoryview) -> object_pb2.ObjectMeta:
+    return object_pb2.ObjectMeta(
+        format_version=OBJECT_FORMAT_VERSION,
+        space_id=key.chunk.space_id,
+        domain=key.chunk.domain,
+        chain_hash=key.chunk.chain_hash,
+        tokens=bytes(1024),
+        payload_bytes=len(data),
+        checksum=xxhash.xxh3_64_intdigest(data),
+    )
+
+
+def _redis_py(client: redis.Redis, arena: _Arena, part_bytes: int) -> Pair:
+    """What it sends is there as bytes already; what it gets is not copied to the target."""
+    starts = range(0, len(arena.source), part_bytes)
+    values = [bytes(arena.source[start : start + part_bytes]) for start in starts]
+
+    def put() -> None:
+        for index, value in enumerate(values):
+            client.set(f"{part_bytes}/{index}", value, ex=600)
+
+    def get() -> None:
+        for index in range(len(values)):
+            client.get(f"{part_bytes}/{index}")
+
+    return put, get
+
+
+def _lmcache(peer: Piped, value_bytes: int, workers: int) -> Pair:
+    return (
+        lambda: peer.ask("put", value_bytes=value_bytes, workers=workers),
+        lambda: peer.ask("get", value_bytes=value_bytes, workers=workers),
+    )
+
+
+def _redis_benchmark(urls: dict[str, str], transport: str, value_bytes: int, volume: int) -> Row:
+    where = ["-s", urls["unix"].removeprefix("unix://")]
+    if transport == "tcp":
+        where = ["-p", urls["tcp"].rpartition(":")[2]]
+    command = ["redis-benchmark", *where, "-t", "set,get", "-c", "1", "-d", str(value_bytes), "--csv"]
+    command += ["-n", str(max(8, 4 * volume // value_bytes))]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    rates = {name.strip('"'): float(rate.strip('"')) for name, rate, *_ in (line.split(",") for line in lines[1:])}
+    return {
+        "contender": "redis-benchmark",
+        "transport": transport,
+        "value_mib": value_bytes // MIB,
+        "set_gb_s": rates["SET"] * value_bytes / 1e9,
+        "get_gb_s": rates["GET"] * value_bytes / 1e9,
+    }
+
+
+def _contenders(
+    stack: ExitStack, urls: dict[str, str], arena: _Arena, peer: Piped | None, quick: bool
+) -> list[tuple[Row, Pair]]:
+    """What each is, and its work."""
+    found: list[tuple[Row, Pair]] = []
+    sizes = _OBJECTS_MIB[:2] if quick else _OBJECTS_MIB
+    for transport in _TRANSPORTS:
+        client = stack.enter_context(redis.Redis.from_url(urls[transport], protocol=2))
+        for part in _PARTS_MIB:
+            row = {"contender": "redis-py with hiredis", "transport": transport, "value_mib": part}
+            found.append((row, _redis_py(client, arena, part * MIB)))
+            tier = RedisTier(urls[transport], key_prefix=f"bench{part}:", part_bytes=part * MIB)
+            stack.enter_context(closing(tier))
+            for size in sizes:
+                if size < part:
+                    continue
+                for callers in _CALLERS:
+                    row = {"contender": "kvblend", "transport": transport, "object_mib": size, "part_mib": part}
+                    threads = stack.enter_context(ThreadPoolExecutor(callers))
+                    pair = _ours(tier, arena, size * MIB, callers, threads)
+                    found.append(({**row, "callers": callers}, pair))
+    if peer is not None:
+        for size in sizes[:2]:
+            for workers in _CALLERS:
+                row = {"contender": "LMCache", "transport": "tcp", "value_mib": size, "workers": workers}
+                found.append((row, _lmcache(peer, size * MIB, workers)))
+    return found
+
+
+def run(quick: bool, screen: Screen) -> Row:
+    volume = (8 if quick else _VOLUME_MIB) * MIB
+    with ExitStack() as stack:
+        urls = stack.enter_context(_server())
+        arena = _Arena(volume)
+        peer = None
+        if PEERS_PYTHON.exists():
+            arguments = ["benchmarks.store.redis_peer", urls["tcp"].rpartition(":")[2], str(volume)]
+            peer = stack.enter_context(piped({"lmcache": (PEERS_PYTHON, arguments)}))["lmcache"]
+        contenders = _contenders(stack, urls, arena, peer, quick)
+        with screen.working("Redis"):
+            rows = _rounds(contenders, volume, _ROUNDS[quick])
+        rows += _ceilings(urls, volume)
+        if arena.target != arena.source:
+            raise RuntimeError("what came back is not what was sent")
+    for row in rows:
+        if row["contender"] != "kvblend" or row["callers"] == 1:
+            screen.line(_text(row))
+    return {"volume_bytes": volume, "rows": rows, "lmcache": peer is not None, "quick": quick}
+
+
+def _ceilings(urls: dict[str, str], volume: int) -> list[Row]:
+    if shutil.which("redis-benchmark") is None:
+        return []
+    return [_redis_benchmark(urls, transport, part * MIB, volume) for transport in _TRANSPORTS for part in _PARTS_MIB]
+
+
+def _rounds(contenders: Sequence[tuple[Row, Pair]], volume: int, rounds: int) -> list[Row]:
+    """Medians over rounds in which everybody has a turn; the first turns, of memory never used before, do not count."""
+    seconds: list[tuple[list[float], list[float]]] = [([], []) for _ in contenders]
+    for turn in range(rounds + 1):
+        for (_, pair), kept in zip(contenders, seconds, strict=True):
+            for work, times in zip(pair, kept, strict=True):
+                start = time.perf_counter()
+                work()
+                if turn:
+                    times.append(time.perf_counter() - start)
+    return [
+        {**row, "set_gb_s": volume / statistics.median(puts) / 1e9, "get_gb_s": volume / statistics.median(gets) / 1e9}
+        for (row, _), (puts, gets) in zip(contenders, seconds, strict=True)
+    ]
+
+
+def _text(row: Row) -> str:
+    sizes = ", ".join(f"{name.removesuffix('_mib')} {row[name]} MiB" for name in row if name.endswith("_mib"))
+    workers = f", {row['workers']} workers" if "workers" in row else ""
+    rates = f"SET {row['set_gb_s']:.2f}, GET {row['get_gb_s']:.2f} GB/s"
+    return f"{row['transport']:4}  {row['contender']:22} {sizes + workers:32} {rates}"
+
+
+def targets(_section: Row) -> list[Target]:
+    """2x redis-py with hiredis on unix, one caller each; level with LMCache's connector on TCP at 1 and 4 MiB."""
+
+    def over_redis_py(section: Row, figure: str) -> float:
+        """The least of all object and part sizes."""
+        rows = _full(section)
+        return min(
+            row[figure]
+            / one(rows, contender="redis-py with hiredis", transport="unix", value_mib=row["part_mib"])[figure]
+            for row in rows
+            if row["contender"] == "kvblend" and row["transport"] == "unix" and row["callers"] == 1
+        )
+
+    def over_lmcache(section: Row, figure: str) -> float:
+        """The least of both sizes, each at the best number of callers and workers."""
+        rows = [row for row in _full(section) if row["transport"] == "tcp"]
+        ratios = []
+        for size in (1, 4):
+            ours = [row[figure] for row in rows if row["contender"] == "kvblend" and row["object_mib"] == size]
+            theirs = [row[figure] for row in rows if row["contender"] == "LMCache" and row["value_mib"] == size]
+            if not ours or not theirs:
+                raise LookupError(size)
+            ratios.append(max(ours) / max(theirs))
+        return min(ratios)
+
+    wanted = []
+    for figure in ("set_gb_s", "get_gb_s"):
+        name = figure[:3].upper()
+        wanted.append(
+            at_least(f"Redis {name} over redis-py with hiredis, unix", 2.0, lambda row, f=figure: over_redis_py(row, f))
+        )
+        wanted.append(
+            at_least(f"Redis {name} over LMCache's connector, TCP", 0.95, lambda row, f=figure: over_lmcache(row, f))
+        )
+    return wanted
+
+
+def _full(section: Row) -> list[Row]:
+    if section["quick"]:
+        raise LookupError("was run small")
+    rows: list[Row] = section["rows"]
+    return rows

@@ -1,0 +1,36 @@
+"""Objects that were leased, as an agent is told of them."""
+
+from collections.abc import Sequence
+
+from kvblend.v1 import store_pb2
+from services.common.columns import encode_u64
+from services.common.tokens import encode_u32
+from services.store.catalog import Chunk
+from services.store.state import StoreState, rank_objects
+
+
+def object_columns(state: StoreState, chunks: Sequence[Chunk], rank: int) -> store_pb2.ObjectColumns:
+    """One rank's objects of complete chunks of one space. Needs the lock."""
+    if not chunks:
+        return store_pb2.ObjectColumns()
+    headers, of_object = rank_objects(chunks, rank)
+    names = ("generation", "slab", "offset", "payload_bytes", "checksum")
+    generations, slabs, offsets, payload_bytes, checksums = state.pool.headers.columns(headers, *names)
+    groups = range(chunks[0].info.groups)
+    keys = [chunk.key for chunk in of_object]
+    infos = [chunk.info for chunk in of_object]
+    unverified = state.unverified
+    return store_pb2.ObjectColumns(
+        headers=encode_u32(headers),
+        generations=encode_u64(generations),
+        slabs=encode_u32(slabs),
+        offsets=encode_u64(offsets),
+        payload_bytes=encode_u64(payload_bytes),
+        groups=encode_u32(list(groups) * len(chunks)),
+        chain_hashes=b"".join([key.chain_hash for key in keys]),
+        domains=bytes([key.domain for key in keys]),
+        tokens=encode_u32([info.token_count for info in infos]),
+        stored_positions=encode_u32([info.stored_position for info in infos]),
+        checksums=encode_u64(checksums),
+        verify=bytes([header in unverified for header in headers]) if unverified else bytes(len(headers)),
+    )
