@@ -150,6 +150,28 @@ def doctor(
     raise typer.Exit(run(redis_url=redis_url, model=model, as_json=as_json))
 
 
+bench = typer.Typer(help="Questions about a workload that need no running service.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+
+@bench.callback()
+def _bench() -> None:
+    """Questions about a workload that need no running service."""
+
+
+@bench.command()
+def eviction(
+    traces: Annotated[list[Path], typer.Argument(metavar="TRACE...", help="JSON lines: timestamp (ms), hash_ids.")],
+    sizes: Annotated[str, typer.Option(metavar="PERCENT,...", help="Of the trace's different blocks.")] = "1,5,10,25",
+    policy: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Again for more; all by default.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Replay request traces through the store's eviction policies."""
+    from cli.bench.eviction import run
+
+    raise typer.Exit(run(traces, sizes, policy or [], as_json))
+
+
 def main() -> None:
     try:
         app()

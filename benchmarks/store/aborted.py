@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -196,5 +197,5 @@ def targets(section: dict[str, Any]) -> list[Target]:
     names = ("leases", "reserved_bytes", "quarantined_bytes", "used_bytes_after_clear")
     return [
         at_least("requests aborted at random", _REQUESTS, lambda figures: figures["requests"]),
-        *(at_most(f"{name} left by them", 0, lambda figures, name=name: figures[name]) for name in names),
+        *(at_most(f"{name} left by them", 0, itemgetter(name)) for name in names),
     ]

@@ -448,7 +448,7 @@ class GetStoreStatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStoreStatsResponse(_message.Message):
-    __slots__ = ("spaces", "tiers", "held_leases", "busy_leases", "reserved_objects", "quarantined_objects", "lookups", "requested_tokens", "prefix_hit_tokens", "segment_hit_tokens", "evicted_chunks", "stored_chunks", "outbox_events", "checksum_failures", "latencies", "position", "reserved_bytes", "quarantined_bytes", "arena", "l2")
+    __slots__ = ("spaces", "tiers", "held_leases", "busy_leases", "reserved_objects", "quarantined_objects", "lookups", "requested_tokens", "prefix_hit_tokens", "segment_hit_tokens", "evicted_chunks", "stored_chunks", "outbox_events", "checksum_failures", "latencies", "position", "reserved_bytes", "quarantined_bytes", "arena", "l2", "tenants")
     SPACES_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
     HELD_LEASES_FIELD_NUMBER: _ClassVar[int]
@@ -469,6 +469,7 @@ class GetStoreStatsResponse(_message.Message):
     QUARANTINED_BYTES_FIELD_NUMBER: _ClassVar[int]
     ARENA_FIELD_NUMBER: _ClassVar[int]
     L2_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
     spaces: _containers.RepeatedCompositeFieldContainer[SpaceUsage]
     tiers: _containers.RepeatedCompositeFieldContainer[TierUsage]
     held_leases: int
@@ -489,7 +490,8 @@ class GetStoreStatsResponse(_message.Message):
     quarantined_bytes: int
     arena: ArenaUsage
     l2: SecondTierStats
-    def __init__(self, spaces: _Optional[_Iterable[_Union[SpaceUsage, _Mapping]]] = ..., tiers: _Optional[_Iterable[_Union[TierUsage, _Mapping]]] = ..., held_leases: _Optional[int] = ..., busy_leases: _Optional[int] = ..., reserved_objects: _Optional[int] = ..., quarantined_objects: _Optional[int] = ..., lookups: _Optional[int] = ..., requested_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., segment_hit_tokens: _Optional[int] = ..., evicted_chunks: _Optional[int] = ..., stored_chunks: _Optional[int] = ..., outbox_events: _Optional[int] = ..., checksum_failures: _Optional[int] = ..., latencies: _Optional[_Iterable[_Union[_common_pb2.LatencySummary, _Mapping]]] = ..., position: _Optional[_Union[_common_pb2.StreamPosition, _Mapping]] = ..., reserved_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., arena: _Optional[_Union[ArenaUsage, _Mapping]] = ..., l2: _Optional[_Union[SecondTierStats, _Mapping]] = ...) -> None: ...
+    tenants: _containers.RepeatedCompositeFieldContainer[TenantUsage]
+    def __init__(self, spaces: _Optional[_Iterable[_Union[SpaceUsage, _Mapping]]] = ..., tiers: _Optional[_Iterable[_Union[TierUsage, _Mapping]]] = ..., held_leases: _Optional[int] = ..., busy_leases: _Optional[int] = ..., reserved_objects: _Optional[int] = ..., quarantined_objects: _Optional[int] = ..., lookups: _Optional[int] = ..., requested_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., segment_hit_tokens: _Optional[int] = ..., evicted_chunks: _Optional[int] = ..., stored_chunks: _Optional[int] = ..., outbox_events: _Optional[int] = ..., checksum_failures: _Optional[int] = ..., latencies: _Optional[_Iterable[_Union[_common_pb2.LatencySummary, _Mapping]]] = ..., position: _Optional[_Union[_common_pb2.StreamPosition, _Mapping]] = ..., reserved_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., arena: _Optional[_Union[ArenaUsage, _Mapping]] = ..., l2: _Optional[_Union[SecondTierStats, _Mapping]] = ..., tenants: _Optional[_Iterable[_Union[TenantUsage, _Mapping]]] = ...) -> None: ...
 
 class SecondTierStats(_message.Message):
     __slots__ = ("queued_writes", "written_chunks", "failed_writes", "dropped_writes", "lost_writes", "fetching_bytes", "fetched_chunks", "fetched_bytes", "bytes_per_second", "latency_us")
@@ -532,6 +534,20 @@ class ArenaUsage(_message.Message):
     longest_free_bytes: int
     huge_page_bytes: int
     def __init__(self, whole_bytes: _Optional[int] = ..., partial_bytes: _Optional[int] = ..., rounding_bytes: _Optional[int] = ..., other_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., longest_free_bytes: _Optional[int] = ..., huge_page_bytes: _Optional[int] = ...) -> None: ...
+
+class TenantUsage(_message.Message):
+    __slots__ = ("tenant", "bytes", "reserved_bytes", "pinned_bytes", "quota_bytes")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PINNED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    bytes: int
+    reserved_bytes: int
+    pinned_bytes: int
+    quota_bytes: int
+    def __init__(self, tenant: _Optional[str] = ..., bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., quota_bytes: _Optional[int] = ...) -> None: ...
 
 class SpaceUsage(_message.Message):
     __slots__ = ("space_id", "display_name", "tenant", "chunks", "bytes")

@@ -50,25 +50,25 @@ class BlockPool:
         return self.allocator.capacity_bytes
 
     def fits_ever(self, payload_bytes: int, meta_bytes: int) -> bool:
-        return page_round(_block_bytes(payload_bytes, meta_bytes)) <= self._arena.slab_bytes
+        return block_bytes(payload_bytes, meta_bytes) <= self._arena.slab_bytes
 
     def reserve(self, payload_bytes: int, meta_bytes: int, writer: Writer) -> int | None:
         """Header of a new RESERVED block, or None if there is no room now."""
         if not self.headers.has_free:
             return None
-        size = _block_bytes(payload_bytes, meta_bytes)
+        size = block_bytes(payload_bytes, meta_bytes)
         place = self.allocator.allocate(size)
         if place is None:
             return None
-        header = self.headers.take(*place, page_round(size), payload_bytes, writer.session, writer.reservation)
+        header = self.headers.take(*place, size, payload_bytes, writer.session, writer.reservation)
         self._header_at[place] = header
         return header
 
     def in_the_way(self, payload_bytes: int, meta_bytes: int, cost: Callable[[int, int], float | None]) -> list[int]:
         """Headers of blocks that should go for a new one because free space is in pieces; empty: it is not, or they
         have to stay. `cost(header, bytes)` as for the allocator."""
-        size = _block_bytes(payload_bytes, meta_bytes)
-        free = self.allocator.free_bytes - page_round(size)
+        size = block_bytes(payload_bytes, meta_bytes)
+        free = self.allocator.free_bytes - size
         if not self.headers.has_free or free < _SCATTERED_SHARE * self.capacity_bytes:
             return []
         places = self.allocator.in_the_way(size, lambda place, taken: cost(self._header_at[place], taken))
@@ -78,7 +78,7 @@ class BlockPool:
         """The block's payload is complete: meta behind it, then the header, its state last."""
         data = meta.SerializeToString()
         payload = self.headers.get(header, "payload_bytes")
-        if _block_bytes(payload, len(data)) > self.headers.get(header, "capacity_bytes"):
+        if block_bytes(payload, len(data)) > self.headers.get(header, "capacity_bytes"):
             raise ValueError("the meta has grown since the block was reserved")
         passage("meta.write")
         self._view(header, meta_offset(payload), len(data))[:] = data
@@ -165,5 +165,6 @@ class BlockPool:
             _log.error("a header named a place that is not its own; kvblend check --fix frees its block", header=header)
 
 
-def _block_bytes(payload_bytes: int, meta_bytes: int) -> int:
-    return meta_offset(payload_bytes) + meta_bytes + names.ROOM_BYTES
+def block_bytes(payload_bytes: int, meta_bytes: int) -> int:
+    """What a block takes of the arena."""
+    return page_round(meta_offset(payload_bytes) + meta_bytes + names.ROOM_BYTES)

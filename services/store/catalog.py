@@ -23,6 +23,7 @@ class Chunk:
         "pinned",
         "protectors",
         "resident",
+        "size",
     )
 
     def __init__(self, key: ChunkKey, info: ChunkInfo) -> None:
@@ -40,7 +41,10 @@ class Chunk:
         self.in_l2 = False
         # Leases and copies that forbid eviction.
         self.protectors = 0
+        # Seconds of the state's clock.
         self.last_used = 0.0
+        # Bytes of the arena.
+        self.size = 0
         # False once it has left the catalog: a late copy must not bring it back.
         self.resident = True
 
@@ -60,6 +64,9 @@ class Catalog:
 
     def __len__(self) -> int:
         return len(self._chunks)
+
+    def __contains__(self, key: ChunkKey) -> bool:
+        return key in self._chunks
 
     def __iter__(self) -> Iterator[Chunk]:
         return iter(self._chunks.values())

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from services.store.admission import Admission
 from services.store.arena import Arena
 from services.store.catalog import Catalog
-from services.store.eviction import ChainedLru
+from services.store.eviction import FairShares, make_policy
 from services.store.keeping import Keeper
 from services.store.l2.second_tier import L2, L2Options
 from services.store.l2.writing import WritePolicies
@@ -17,6 +17,7 @@ from services.store.settings import StoreSettings
 from services.store.spaces import ModelSpaces
 from services.store.state import Clock, Outbox, StoreState
 from services.store.tiers.base import Tier
+from services.store.usage import Usage
 from services.store.writes import Writes
 
 
@@ -41,10 +42,18 @@ def make_state(settings: StoreSettings, arena: Arena, clock: Clock, l2_id: str) 
     found = open_pool(arena)
     catalog = Catalog()
     capacity = found.pool.capacity_bytes
+    usage = Usage(capacity, settings.tenant_quota_bytes, settings.pinned_share)
     state = StoreState(
         found.pool,
         catalog,
-        ChainedLru(catalog.children),
+        FairShares(
+            lambda: make_policy(settings.eviction_policy, catalog.children),
+            usage.total,
+            usage.quota,
+            capacity=capacity,
+            idle_seconds=settings.tenant_idle_seconds,
+        ),
+        usage,
         clock,
         lease_ttl=settings.lease_ttl_seconds,
         session_cap=int(settings.lease_session_share * capacity),

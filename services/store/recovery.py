@@ -109,7 +109,8 @@ def _restore_object(state: StoreState, header: int, meta: object_pb2.ObjectMeta)
         return False
     chunk = state.adopt(key, header, meta)
     flags = state.pool.headers.get(header, "flags")
-    chunk.pinned = chunk.pinned or bool(flags & FLAG_PINNED)
+    if flags & FLAG_PINNED:
+        state.usage.pin(chunk)
     chunk.in_l2 = bool(flags & FLAG_IN_L2)
     state.set_expiry(chunk, state.pool.headers.expires_at(header))
     return True

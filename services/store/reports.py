@@ -50,6 +50,7 @@ def stats_of(parts: Parts, latencies: Sequence[pb.LatencySummary]) -> store_pb2.
             position=state.outbox.position(),
             arena=arena,
             l2=_second_tier(parts),
+            tenants=state.usage.report(),
         )
 
 
@@ -80,14 +81,13 @@ def _spaces(parts: Parts) -> list[store_pb2.SpaceUsage]:
     chunks: dict[bytes, list[Chunk]] = {}
     for chunk in parts.state.catalog:
         chunks.setdefault(chunk.key.space_id, []).append(chunk)
-    sizes = parts.state.pool.headers
     return [
         store_pb2.SpaceUsage(
             space_id=space_id,
             display_name=parts.spaces.display_name(some[0].info.model_space_id),
             tenant=some[0].info.tenant,
             chunks=sum(chunk.complete for chunk in some),
-            bytes=sum(sizes.get(header, "capacity_bytes") for chunk in some for header in chunk.objects.values()),
+            bytes=sum(chunk.size for chunk in some),
         )
         for space_id, some in sorted(chunks.items())
     ]

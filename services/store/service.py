@@ -151,7 +151,7 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):
                 space,
                 chunks,
                 lambda chunk, share: parts.admission.admits(
-                    chunk.chain_hash, rank, share, chunk.tokens, state.blended_bytes
+                    chunk.chain_hash, rank, share, chunk.tokens, state.usage.duplicate_bytes
                 ),
             )
         options = request.document

@@ -178,6 +178,28 @@ class StoreSettings(ServiceSettings):
         le=86_400,
         description="A blended prompt's chunk of known text is kept if offered twice within this.",
     )
+    eviction_policy: Literal["density", "lru", "arc", "s3-fifo"] = Field(
+        "density",
+        description="What leaves first: density learns from the traffic how soon chunks return; the others are general "
+        "policies to compare with (kvblend bench eviction).",
+    )
+    tenant_quota_bytes: dict[str, int] = Field(
+        {},
+        description="Tenant (* for any other) -> bytes of the arena that it may hold: it loses chunks of its own for "
+        "more, and what then does not fit is answered as QUOTA. Empty: no quotas, only fair shares.",
+    )
+    tenant_idle_seconds: float = Field(
+        3_600.0,
+        gt=0,
+        description="A tenant that asked nothing for this long has no fair share: its chunks go before others'.",
+    )
+    pinned_share: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="Share of the arena, and of each tenant's quota, that pinned documents may hold; more is answered "
+        "as QUOTA. Pins must leave room for what nobody pinned.",
+    )
     evict_above: float = Field(
         0.95,
         gt=0,
@@ -229,6 +251,13 @@ class StoreSettings(ServiceSettings):
     def _no_braces(cls, value: str) -> str:
         if "{" in value or "}" in value:
             raise ValueError("must not have braces: they say which part of a key chooses its slot")
+        return value
+
+    @field_validator("tenant_quota_bytes")
+    @classmethod
+    def _positive_quotas(cls, value: dict[str, int]) -> dict[str, int]:
+        if any(quota < 0 for quota in value.values()):
+            raise ValueError("quotas must be 0 or more bytes")
         return value
 
     @model_validator(mode="after")

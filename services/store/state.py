@@ -17,16 +17,17 @@ from kvblend.v1 import object_pb2
 from services.common.arena_format import FLAG_IN_L2, FLAG_PINNED, BlockState
 from services.common.failpoints import passage
 from services.store.arena_usage import ArenaUsage
-from services.store.blocks import BlockPool, Writer
+from services.store.blocks import BlockPool, Writer, block_bytes
 from services.store.catalog import Catalog, Chunk
 from services.store.changes import STORE_OWNER, Added, Change, Removed
-from services.store.eviction import Policy
+from services.store.eviction import FairShares
 from services.store.leases import HolderKey, LeaseTable, Objects, Ref
 from services.store.names import ANY
 from services.store.objects import ChunkKey, ObjectKey, info_of
 from services.store.sampling import Sampler
 from services.store.scattered import in_the_way
 from services.store.stats import Stats
+from services.store.usage import Usage
 
 # Making room looks at no more chunks that should go after others.
 _MOST_SPARED = 32
@@ -63,7 +64,8 @@ class StoreState:
         self,
         pool: BlockPool,
         catalog: Catalog,
-        policy: Policy,
+        policy: FairShares,
+        usage: Usage,
         clock: Clock,
         *,
         lease_ttl: float,
@@ -77,6 +79,7 @@ class StoreState:
         self.pool = pool
         self.catalog = catalog
         self.policy = policy
+        self.usage = usage
         self.clock = clock
         self.stats = Stats()
         self.arena_usage = ArenaUsage(pool)
@@ -87,8 +90,6 @@ class StoreState:
         self._sampler = Sampler(verify_share)
         # Objects that the start could not use, by kind of damage (check/kinds.py).
         self.dropped_at_start: Counter[str] = Counter()
-        # What BLENDED chunks hold.
-        self.blended_bytes = 0
         self._condemned: set[int] = set()
         self._order: Iterator[Chunk] = iter(())
         self._expiring: set[Chunk] = set()
@@ -120,20 +121,37 @@ class StoreState:
 
     # Room.
 
-    def make_block(self, payload_bytes: int, meta_bytes: int, writer: Writer) -> int | None:
-        """Header of a RESERVED block; evicts for it, and revokes HELD leases as the last resort."""
-        if not self.pool.fits_ever(payload_bytes, meta_bytes):
+    def make_block(self, payload_bytes: int, meta_bytes: int, writer: Writer, tenant: str) -> int | None:
+        """Header of a RESERVED block; evicts for it, and revokes HELD leases as the last resort.
+
+        A tenant at its quota loses chunks of its own first.
+        """
+        size = block_bytes(payload_bytes, meta_bytes)
+        if not self.pool.fits_ever(payload_bytes, meta_bytes) or not self._fit_quota(tenant, size):
             return None
         header = self.pool.reserve(payload_bytes, meta_bytes, writer)
         if header is not None:
             return header
-        for going in self._leaving(payload_bytes, meta_bytes):
-            self.stats.add("evicted_chunks")
-            self.remove(*going)
+        for chunk, reason in self._leaving(payload_bytes, meta_bytes):
+            self._evict(chunk, reason)
             header = self.pool.reserve(payload_bytes, meta_bytes, writer)
             if header is not None:
                 break
         return header
+
+    def _evict(self, chunk: Chunk, reason: pb.Reason = pb.REASON_EVICTED) -> None:
+        self.stats.add("evicted_chunks")
+        self.remove(chunk, reason)
+
+    def _fit_quota(self, tenant: str, size: int) -> bool:
+        if self.usage.over_quota(tenant, size) <= 0:
+            return True
+        for chunk in self.policy.victims_of(tenant, self.clock.now()):
+            if not chunk.protectors:
+                self._evict(chunk)
+                if self.usage.over_quota(tenant, size) <= 0:
+                    return True
+        return False
 
     @contextmanager
     def making_room(self) -> Iterator[None]:
@@ -176,10 +194,11 @@ class StoreState:
         if self.pool.used_bytes <= used_bytes:
             return
         for chunk in self._victims(self.policy.victims(self.clock.now()), []):
-            self.stats.add("evicted_chunks")
-            self.remove(chunk, pb.REASON_EVICTED)
+            self._evict(chunk)
             if self.pool.used_bytes <= used_bytes:
                 return
+        # Pins, leases and what is being written: nothing is wrong, but there is no room in reserve.
+        self.stats.add("watermark_missed")
 
     # Chunks.
 
@@ -191,7 +210,8 @@ class StoreState:
         first = self.catalog.get(key.chunk) is None
         chunk = self.adopt(key, header, meta)
         if first:
-            chunk.pinned = meta.pinned
+            if meta.pinned:
+                self.usage.pin(chunk)
             self.set_expiry(chunk, meta.expires_at)
         chunk.in_l2 = chunk.in_l2 or in_l2
         if chunk.complete:
@@ -202,26 +222,27 @@ class StoreState:
 
     def adopt(self, key: ObjectKey, header: int, meta: object_pb2.ObjectMeta) -> Chunk:
         """A committed object enters the catalog. Raises ValueError if the catalog does not accept it."""
+        first = self.catalog.get(key.chunk) is None
         chunk = self.catalog.add_object(key.chunk, info_of(meta), key.group, key.rank, header)
+        self.usage.hold(chunk, self.pool.headers.get(header, "capacity_bytes"))
         chunk.documents.update(meta.documents)
-        self.policy.added(chunk, self.clock.now())
         self.arena_usage.count(chunk, header, 1)
-        if key.chunk.domain == pb.DOMAIN_BLENDED:
-            self.blended_bytes += self.pool.headers.get(header, "capacity_bytes")
+        if first:
+            chunk.last_used = self.clock.now()
+            self.policy.added(chunk, chunk.last_used)
         return chunk
 
     def remove(self, chunk: Chunk, reason: pb.Reason) -> None:
         """The chunk leaves the catalog. Its blocks are freed, those being copied when their copies stop."""
         self.stats.add("revoked_leases", self.leases.revoke(chunk, reason))
         self.catalog.remove(chunk)
+        self.usage.release(chunk)
         self.policy.removed(chunk)
         self._expiring.discard(chunk)
         passage("evict.chunk")
         for header in chunk.objects.values():
             self.unverified.discard(header)
             self.arena_usage.count(chunk, header, -1)
-            if chunk.key.domain == pb.DOMAIN_BLENDED:
-                self.blended_bytes -= self.pool.headers.get(header, "capacity_bytes")
             if self.leases.is_copied(header):
                 self.pool.headers.set_state(header, BlockState.CONDEMNED)
                 self._condemned.add(header)
@@ -247,10 +268,11 @@ class StoreState:
         return [chunk if chunk is not None and chunk.usable(wall) else None for chunk in chunks]
 
     def touch(self, chunks: Sequence[Chunk]) -> None:
-        """Used now; of a chain the last first, so that its head stays longest."""
-        now, touched = self.clock.now(), self.policy.touched
-        for chunk in reversed(chunks):
-            touched(chunk, now)
+        """One request reuses them; in the order of its tokens."""
+        now = self.clock.now()
+        for chunk in chunks:
+            chunk.last_used = now
+        self.policy.used(chunks, now)
 
     def lease(self, holder: HolderKey, chunks: Sequence[Chunk]) -> int:
         """HELD leases on the rank's objects of usable chunks of one space, each given once.
@@ -295,14 +317,17 @@ class StoreState:
     def ref(self, header: int) -> Ref:
         return header, self.pool.headers.generation(header)
 
-    def keep(self, chunk: Chunk, document: str, pinned: bool, expires_at: float) -> None:
-        """A text that is here is stored again under a name: the longer promise holds."""
+    def keep(self, chunk: Chunk, document: str, pinned: bool, expires_at: float) -> bool:
+        """A text that is here is stored again under a name: the longer promise holds. False: its pin is over quota."""
         if document and chunk.documents.isdisjoint((document, ANY)):
             self._add_name(chunk, document)
-        chunk.pinned = chunk.pinned or pinned
+        may_pin = chunk.pinned or not pinned or self.usage.may_pin(chunk.info.tenant, chunk.size)
+        if pinned and may_pin:
+            self.usage.pin(chunk)
         longest = max(chunk.expires_at, expires_at)
         self.set_expiry(chunk, 0.0 if 0.0 in (chunk.expires_at, expires_at) else longest)
         self._write_flags(chunk)
+        return may_pin
 
     def _add_name(self, chunk: Chunk, document: str) -> None:
         for header in chunk.objects.values():

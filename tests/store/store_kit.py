@@ -336,7 +336,7 @@ class LocalStore:
             space,
             cut(request, space),
             lambda chunk, share: self.parts.admission.admits(
-                chunk.chain_hash, rank, share, chunk.tokens, state.blended_bytes
+                chunk.chain_hash, rank, share, chunk.tokens, state.usage.duplicate_bytes
             ),
         )
         promise = Promise(document, pinned, state.clock.wall() + ttl if ttl else 0.0)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from store_kit import CHUNK, SESSION, FakeMatcher, LocalStore, model_space, text
+from store_kit import CHUNK, SESSION, FakeMatcher, LocalStore, Segment, model_space, text
 
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import store_pb2
@@ -271,10 +271,10 @@ def test_chunks_that_matchers_do_not_find_are_told_again(shm_dir: Path) -> None:
     local = LocalStore(shm_dir, pages=256, matcher=matcher)
     local.put(local.space(), text(1, 3 * CHUNK + 2))
     length = 3 * CHUNK
-    matcher.segments = [pb.Segment(query_position=0, length=length)]
+    matcher.segments = [Segment(0, 0, length)]
     assert found(local) == {}
     assert len(matcher.requests[0].tokens) == 4 * length, "all whole chunks in one question"
-    matcher.segments = [pb.Segment(query_position=0, length=CHUNK)]
+    matcher.segments = [Segment(0, 0, CHUNK)]
     assert found(local) == {}, "asked alone, each chunk is found"
     matcher.segments = []
     assert found(local) == {"LOG_LACKS": (3, 0)}

@@ -85,7 +85,7 @@ class Landing:
             for key, meta in chunk.objects.items():
                 if not state.catalog.accepts(key.chunk, info_of(meta), key.group, key.rank):
                     continue
-                header = state.make_block(meta.payload_bytes, meta.ByteSize(), _OWN_WRITER)
+                header = state.make_block(meta.payload_bytes, meta.ByteSize(), _OWN_WRITER, meta.tenant)
                 if header is None:
                     for other in blocks.values():
                         state.pool.free(other)
@@ -106,6 +106,7 @@ class Landing:
             meta = chunk.objects[key]
             meta.ClearField("write_id")
             meta.ClearField("parts")
+            meta.pinned = meta.pinned and state.usage.may_pin(meta.tenant, meta.payload_bytes)
             if keep and state.catalog.accepts(key.chunk, info_of(meta), key.group, key.rank):
                 state.commit_object(key, header, meta, in_l2=True)
                 size += meta.payload_bytes
