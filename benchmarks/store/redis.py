@@ -37,8 +37,9 @@ _PARTS_MIB = (1, 2, 4)
 _PART_MIB = 2
 # What one contender writes and reads in one round.
 _VOLUME_MIB = 64
-_CALLERS = (1, 2, 4)
-_ROUNDS = (9, 1)
+_CALLERS = (1, 4)
+_WORKERS = (1, 2, 4)
+_ROUNDS = (7, 1)
 # Puts the volume there, gets it back.
 Pair = tuple[Callable[[], object], Callable[[], object]]
 
@@ -164,7 +165,7 @@ def _contenders(
                     found.append(({**row, "callers": callers}, pair))
     if peer is not None:
         for size in sizes[:2]:
-            for workers in _CALLERS:
+            for workers in _WORKERS:
                 row = {"contender": "LMCache", "transport": "tcp", "value_mib": size, "workers": workers}
                 found.append((row, _lmcache(peer, size * MIB, workers)))
     return found

@@ -1,4 +1,4 @@
-"""What the store asks of a lower tier (L2). Implementations pass tests/store/tier_contract.py."""
+"""What the store asks of a lower tier (L2). Implementations pass tests/store_edges/tier_contract.py."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
