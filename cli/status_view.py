@@ -94,12 +94,30 @@ def _tiers(store: store_pb2.GetStoreStatsResponse) -> Table:
     for tier in store.tiers:
         share = tier.used_bytes / tier.capacity_bytes if tier.capacity_bytes else 0.0
         state = Text("ready", style="green") if tier.ready else Text(tier.detail or "down", style="red")
+        if tier.tier == common_pb2.TIER_L2:
+            state.append(_second_tier(store.l2), "dim")
         capacity = format_bytes(tier.capacity_bytes) if tier.capacity_bytes else "?"
         used = bar([(share, "█", "green" if share < 0.9 else "yellow")], _TIER_CELLS)
         gauge = Text.assemble(used, f" {share:4.0%}") if tier.capacity_bytes else Text("")
         name = _TIER_NAMES.get(tier.tier, str(tier.tier))
         table.add_row(name, format_bytes(tier.used_bytes), capacity, gauge, f"{tier.objects:,}", state)
     return table
+
+
+def _second_tier(l2: store_pb2.SecondTierStats) -> str:
+    """What is going on between the arena and L2, as far as there is anything."""
+    parts = []
+    if l2.bytes_per_second:
+        parts.append(f"reads {format_bytes(l2.bytes_per_second)}/s")
+    for count, what in (
+        (l2.queued_writes, "to be written"),
+        (l2.dropped_writes, "put off"),
+        (l2.lost_writes, "never written"),
+        (l2.failed_writes, "writes failed"),
+    ):
+        if count:
+            parts.append(f"{count:,} {what}")
+    return ", ".join(["", *parts])
 
 
 def _reuse(store: store_pb2.GetStoreStatsResponse) -> Table:
