@@ -19,7 +19,7 @@ export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
 .PHONY: help setup model demo test check lint types imports protos check-protos check-manifests docs check-docs fix lock clean \
-	bench-matcher bench-store bench-lookup bench-peers bench-plots
+	test-gpu bench-matcher bench-store bench-lookup bench-gpu bench-peers bench-plots
 
 help: ## What can be made.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -97,6 +97,12 @@ bench-store: $(READY) ## The store beside memcpy, Redis clients and eviction pol
 
 bench-lookup: $(READY) ## The whole way of a lookup over real services: build/bench/lookup.json
 	$(BIN)/python -m benchmarks.lookup $(BENCH)
+
+test-gpu: $(READY) ## The agent on a real NVIDIA GPU, with real processes. Needs a torch with CUDA, and Triton.
+	$(BIN)/python -m pytest -m gpu tests/gpu_agent
+
+bench-gpu: $(READY) ## Copies to and from a real GPU beside the machine's own ceilings: build/bench/gpu.json
+	$(BIN)/python -m benchmarks.gpu $(BENCH)
 
 $(PEERS)/.ready: pyproject.toml requirements-torch.txt | $(READY)
 	@test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)

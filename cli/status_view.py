@@ -44,7 +44,7 @@ def render(snapshot: Snapshot, height: int = 30) -> RenderableType:
     store, matcher, agent = (snapshot.stats(service) for service in ("store", "matcher", "agent"))
     sections = [_services(snapshot)]
     if store is not None:
-        sections += [_tiers(store), _reuse(store), _spaces(store, matcher)]
+        sections += [_tiers(store), _second_tier(store.l2), _reuse(store), _spaces(store, matcher)]
     sections += [_counts(store, matcher, agent), _latencies(snapshot)]
     sections = [section for section in sections if section.row_count]
     rows = sum(section.row_count + section.show_header for section in sections)
@@ -94,8 +94,6 @@ def _tiers(store: store_pb2.GetStoreStatsResponse) -> Table:
     for tier in store.tiers:
         share = tier.used_bytes / tier.capacity_bytes if tier.capacity_bytes else 0.0
         state = Text("ready", style="green") if tier.ready else Text(tier.detail or "down", style="red")
-        if tier.tier == common_pb2.TIER_L2:
-            state.append(_second_tier(store.l2), "dim")
         capacity = format_bytes(tier.capacity_bytes) if tier.capacity_bytes else "?"
         used = bar([(share, "█", "green" if share < 0.9 else "yellow")], _TIER_CELLS)
         gauge = Text.assemble(used, f" {share:4.0%}") if tier.capacity_bytes else Text("")
@@ -104,20 +102,21 @@ def _tiers(store: store_pb2.GetStoreStatsResponse) -> Table:
     return table
 
 
-def _second_tier(l2: store_pb2.SecondTierStats) -> str:
-    """What is going on between the arena and L2, as far as there is anything."""
-    parts = []
-    if l2.bytes_per_second:
-        parts.append(f"reads {format_bytes(l2.bytes_per_second)}/s")
-    for count, what in (
+def _second_tier(l2: store_pb2.SecondTierStats) -> Table:
+    """One row about what goes on between the arena and L2; none if nothing does."""
+    parts = [f"reads {format_bytes(l2.bytes_per_second)}/s"] if l2.bytes_per_second else []
+    counts = (
         (l2.queued_writes, "to be written"),
         (l2.dropped_writes, "put off"),
         (l2.lost_writes, "never written"),
         (l2.failed_writes, "writes failed"),
-    ):
-        if count:
-            parts.append(f"{count:,} {what}")
-    return ", ".join(["", *parts])
+    )
+    parts += [f"{count:,} {what}" for count, what in counts if count]
+    table = _table("", "")
+    table.show_header = False
+    if parts:
+        table.add_row("[dim]to and from L2[/]", ", ".join(parts))
+    return table
 
 
 def _reuse(store: store_pb2.GetStoreStatsResponse) -> Table:

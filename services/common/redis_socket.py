@@ -14,6 +14,7 @@ from typing import Any
 from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
 
 READ_BYTES = 256 << 10
+_UNIX_SEND_BYTES = 1 << 20
 
 
 class BoundedSocket:
@@ -74,6 +75,9 @@ class BoundedSocket:
         poller.register(self._inner, select.POLLIN)
         return not poller.poll(0)
 
+    def set_send_buffer(self, size: int) -> None:
+        self._inner.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
+
     def fileno(self) -> int:
         return self._inner.fileno()
 
@@ -105,7 +109,11 @@ class _Tls(_Bounded, SSLConnection):
 
 
 class _Unix(_Bounded, UnixDomainSocketConnection):
-    pass
+    def _connect(self) -> BoundedSocket:
+        connected = super()._connect()
+        # TCP finds its own size; what the system does not allow is cut.
+        connected.set_send_buffer(_UNIX_SEND_BYTES)
+        return connected
 
 
 # redis-py's class -> the same with a bounded socket.

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -9,21 +10,25 @@ import numpy as np
 from kvblend.v1 import common_pb2 as common
 from kvblend.v1 import store_pb2 as store
 from services.common.arena_format import open_catalog, slab_path
-from services.gpu_agent.devices.base import Bytes
+from services.gpu_agent.devices.base import Bytes, Device
 
 
 class Arena:
     """Maps catalog and slabs of one directory, slabs at first use.
+
+    `device` is told of every slab that is mapped.
 
     Raises:
         OSError: a file is missing or cannot be opened.
         CatalogFormatError: the catalog is of another format.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, device: Device) -> None:
         self.directory = directory
+        self._device = device
         self._catalog = open_catalog(directory)
         self.epoch = self._catalog.epoch
+        self._mapping = threading.Lock()
         self._slabs: dict[int, Bytes] = {}
 
     def block(self, place: store.ObjectPlace) -> Bytes:
@@ -38,10 +43,20 @@ class Arena:
         end = place.offset + place.payload_bytes
         if end > self._catalog.slab_bytes or not place.payload_bytes:
             raise ValueError(f"bytes {place.offset} to {end} are not in a slab of {self._catalog.slab_bytes}")
-        slab = self._slabs.get(place.slab)
-        if slab is None:
-            slab = self._slabs[place.slab] = self._map(place.slab)
-        return slab[place.offset : end]
+        return self._slab(place.slab)[place.offset : end]
+
+    def map_all(self) -> None:
+        """Maps every slab now, for a device that needs time with them. Raises OSError, ValueError."""
+        for slab in range(self._catalog.slabs):
+            self._slab(slab)
+
+    def _slab(self, number: int) -> Bytes:
+        with self._mapping:
+            slab = self._slabs.get(number)
+            if slab is None:
+                slab = self._slabs[number] = self._map(number)
+                self._device.adopt(slab)
+        return slab
 
     def _map(self, slab: int) -> Bytes:
         descriptor = os.open(slab_path(self.directory, slab), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -61,5 +76,7 @@ class Arena:
 
     def close(self) -> None:
         """Gives the maps back; no copy may be running."""
+        for slab in self._slabs.values():
+            self._device.release(slab)
         self._slabs.clear()
         self._catalog.close()

@@ -1,7 +1,7 @@
 """Registered KV caches: one engine instance's memory, space and facts, from registration to its end."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -141,15 +141,16 @@ class Instances:
             if old is not None and old.owner != owner:
                 raise KvblendError("TENANT_NOT_ALLOWED", f"instance {request.instance_id!r} belongs to somebody else")
             self._check_room(request, old)
+            ropes = [rope_spec(group.rope) for group in request.model_space.groups]
             instance = Instance(
                 instance_id=request.instance_id,
                 owner=owner,
                 space=request.model_space,
                 rank=request.rank,
                 layout=layout,
-                memory=self._device.open(request.handles, layout),
+                memory=self._open(request.handles, layout, ropes),
                 facts=facts,
-                ropes=[rope_spec(group.rope) for group in request.model_space.groups],
+                ropes=ropes,
                 handles=[handle.handle for handle in request.handles],
             )
             instance.rope_proven = old is not None and instance.continues(old) and old.rope_proven
@@ -162,6 +163,15 @@ class Instances:
             if (old.facts.model_space_id, old.rank) != (facts.model_space_id, instance.rank):
                 self._on_end(instance.instance_id, instance.owner)
         return instance
+
+    def _open(self, handles: Sequence[pb.DeviceHandle], layout: Layout, ropes: list[RopeSpec]) -> KvMemory:
+        memory = self._device.open(handles, layout)
+        try:
+            memory.prepare(ropes)
+        except BaseException:
+            memory.close()
+            raise
+        return memory
 
     def _check_room(self, request: pb.RegisterKvCacheRequest, old: Instance | None) -> None:
         mapped = sum(instance.memory.mapped_bytes for instance in self.all() if instance is not old)

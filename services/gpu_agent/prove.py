@@ -1,5 +1,7 @@
 """Proofs of a registration: its layout by a pattern, its rotary embedding by K at two positions."""
 
+from contextlib import ExitStack
+
 import numpy as np
 import xxhash
 
@@ -7,7 +9,7 @@ from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
 from services.common.errors import KvblendError
 from services.gpu_agent.call import Call
-from services.gpu_agent.devices.base import Bytes, Device, Piece, Stopped
+from services.gpu_agent.devices.base import Bytes, Device, Hung, Piece, Stopped
 from services.gpu_agent.instances import Instance
 from services.gpu_agent.rope import check_ropes, prove
 from services.gpu_agent.slots import SlotTable
@@ -33,13 +35,17 @@ def prove_layout(
     slots = table.of(np.arange(request.tokens))
     expected = np.frombuffer(request.expected_checksums, "<u8").tolist()
     device.wait(request.event, call.left())
-    with instance.copying() as memory:
+    with ExitStack() as held:
+        memory = held.enter_context(instance.copying())
         for group, shape in enumerate(groups):
             block: Bytes = np.empty(shape.token_bytes * request.tokens, np.uint8)
             try:
                 memory.gather(group, [Piece(block, request.tokens, 0, slots)], call.watch)
             except Stopped as stopped:
                 raise KvblendError("DEADLINE_EXCEEDED", f"the proof was stopped: {stopped}") from stopped
+            except Hung as hung:
+                hung.keep(held)
+                raise KvblendError("DEADLINE_EXCEEDED", str(hung)) from hung
             if xxhash.xxh3_64_intdigest(block.data) != expected[group]:
                 return pb.ProveLayoutResponse(
                     detail=f"layer group {group}: what lies in these slots is not what the engine wrote"

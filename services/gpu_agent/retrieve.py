@@ -1,5 +1,6 @@
 """Arena to engine: writes what a lookup found to its place in the prompt, and says which tokens are good."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,7 @@ from services.common.failpoints import passage
 from services.common.logs import get_logger
 from services.gpu_agent.arena import Arena
 from services.gpu_agent.call import Call
-from services.gpu_agent.devices.base import Bytes, Device, KvMemory, Piece, Stopped
+from services.gpu_agent.devices.base import Bytes, Device, Hung, KvMemory, Piece, Stopped
 from services.gpu_agent.instances import Instance
 from services.gpu_agent.lookups import NOT_ERRORS, Lookups, object_refs
 from services.gpu_agent.plan import ChunkUse, LeasedObject, Ref, ref_of
@@ -114,7 +115,9 @@ class Retriever:
         session = work.job.session
         if session is None or not work.good():
             return
-        with work.instance.copying() as memory, session.copying() as arena:
+        with ExitStack() as held:
+            memory = held.enter_context(work.instance.copying())
+            arena = held.enter_context(session.copying())
             begun = self._begin(work, session, call)
             corrupt: set[Ref] = set()
             try:
@@ -124,6 +127,11 @@ class Retriever:
                 for part in work.good():
                     part.reason = _staleness(arena, part.use)
                 passage("agent.end")
+            except Hung as hung:
+                work.fail(common.REASON_COPY_FAILED)
+                # Quarantines the blocks: a lost session is called drained only when nothing copies in it any more.
+                self._link.distrust(session)
+                hung.keep(held)
             finally:
                 self._end(work, session, begun, corrupt)
 
@@ -247,6 +255,8 @@ def _scatter(work: _Work, memory: KvMemory, blocks: dict[Ref, Bytes], call: Call
             memory.scatter(group, pieces, rope, call.watch)
     except Stopped as stopped:
         work.fail(stopped.reason)
+    except Hung:
+        raise
     except Exception as error:
         _log.error("a copy failed", exc_info=error)
         work.fail(common.REASON_COPY_FAILED)

@@ -6,7 +6,7 @@ from kvblend.v1 import agent_pb2, agent_pb2_grpc
 from services.common.lifecycle import Boot
 from services.common.server import GrpcServer
 from services.common.tenants import TenantPolicy
-from services.gpu_agent.devices.cpu import CpuDevice
+from services.gpu_agent.devices.choice import make_device
 from services.gpu_agent.instances import Instances
 from services.gpu_agent.lookups import Lookups
 from services.gpu_agent.requests import Tickets
@@ -21,10 +21,10 @@ from services.gpu_agent.totals import Totals
 
 def build_server(settings: AgentSettings, stack: ExitStack) -> GrpcServer:
     """The agent, with everything but its server started; the stack stops it in reverse order."""
-    device = CpuDevice(settings.shm_dir, settings.copy_threads)
+    device = make_device(settings, stack)
     server = GrpcServer(settings, [agent_pb2.DESCRIPTOR.services_by_name["AgentService"].full_name])
     client = StoreClient(settings.store, settings.store_token, server.latencies)
-    link = StoreLink(client, settings.name, settings.arena_dir, settings.heartbeat_seconds)
+    link = StoreLink(client, device, settings.name, settings.arena_dir, settings.heartbeat_seconds)
     stack.callback(link.close)
     lookups = Lookups(link, settings.threads, settings.max_requests)
     stack.callback(lookups.close)

@@ -20,6 +20,7 @@ from services.common.arena_format import SESSION_ID_BYTES, CatalogFormatError, S
 from services.common.errors import KvblendError, reason_of
 from services.common.logs import get_logger
 from services.gpu_agent.arena import Arena
+from services.gpu_agent.devices.base import Device
 from services.gpu_agent.store_client import StoreClient, store_error
 
 _log = get_logger("session")
@@ -42,9 +43,10 @@ class StoreSession:
     The arena may be touched only inside `copying`, so that it stays mapped and nobody calls it drained.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, device: Device) -> None:
         self.session_id = secrets.token_bytes(SESSION_ID_BYTES)
-        self.arena = Arena(directory)
+        self.arena = Arena(directory, device)
+        self.arena.map_all()
         self._path = session_path(directory, self.session_id)
         self._file = SessionFile(directory, self.session_id)
         self._lock = threading.Lock()
@@ -88,8 +90,12 @@ class StoreSession:
 class StoreLink:
     """Keeps a session open, registers model spaces again after a restart, reports lost sessions drained."""
 
-    def __init__(self, client: StoreClient, agent: str, arena_dir: Path | None, heartbeat_seconds: float) -> None:
+    def __init__(
+        self, client: StoreClient, device: Device, agent: str, arena_dir: Path | None, heartbeat_seconds: float
+    ) -> None:
+        """`device` learns of the arena's memory."""
         self.client = client
+        self._device = device
         self._agent = agent
         self._arena_dir = arena_dir
         self._heartbeat = heartbeat_seconds
@@ -226,7 +232,7 @@ class StoreLink:
         if self._session is not None and (self._session.lost or self._session.arena.epoch != arena.epoch):
             self._give_up()
         if self._session is None:
-            self._session = StoreSession(self._arena_dir or Path(arena.directory))
+            self._session = StoreSession(self._arena_dir or Path(arena.directory), self._device)
         return self._session
 
     def _give_up(self) -> None:

@@ -21,7 +21,21 @@ class AgentSettings(ServiceSettings):
     name: str = Field("agent", min_length=1, max_length=64, description="This agent's name, for people and the store.")
     store: str = Field("127.0.0.1:50052", min_length=1, description="The store: host:port or unix:/path.")
     store_token: str = Field("", description="Bearer token that the store knows this agent by; empty: none.")
-    device: str = Field("cpu", description="Where the engine's KV memory is: cpu (shared memory).")
+    device: str = Field("cpu", description="Where the engine's KV memory is: cpu (shared memory) or cuda.")
+    gpu: str = Field("", description="cuda: UUID of the GPU to serve (nvidia-smi -L); empty: the only visible one.")
+    staging_mib: int = Field(
+        32,
+        ge=1,
+        le=1024,
+        description="cuda: MiB of one staging slot. Six are taken of GPU memory at start, and as many of pinned host "
+        "memory; larger than a chunk's object is of no use, and below 4 the link is not used fully.",
+    )
+    hang_seconds: float = Field(
+        10.0,
+        gt=0,
+        le=300,
+        description="cuda: seconds after which a copy that does not end is answered as failed.",
+    )
     shm_dir: Path = Field(
         Path("/dev/shm"), description="Directory in which engines' shared-memory files are looked up."
     )
@@ -61,10 +75,8 @@ class AgentSettings(ServiceSettings):
     @field_validator("device")
     @classmethod
     def _known_device(cls, value: str) -> str:
-        if value == "cuda":
-            raise ValueError("must be cpu; the cuda device comes in a later release")
-        if value != "cpu":
-            raise ValueError("must be cpu")
+        if value not in ("cpu", "cuda"):
+            raise ValueError("must be cpu or cuda")
         return value
 
     @field_validator("shm_dir")

@@ -1,6 +1,7 @@
 """Engine to arena: reserves, gathers, and commits when the copy has truly finished."""
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ from services.common.logs import get_logger
 from services.common.tokens import encode_u32
 from services.gpu_agent.arena import Arena
 from services.gpu_agent.call import Call
-from services.gpu_agent.devices.base import Bytes, Device, KvMemory, Piece, Stopped
+from services.gpu_agent.devices.base import Bytes, Device, Hung, KvMemory, Piece, Stopped
 from services.gpu_agent.instances import Instance
 from services.gpu_agent.lookups import NOT_ERRORS
 from services.gpu_agent.plan import Ref, ref_of
@@ -73,14 +74,22 @@ class Storer:
         try:
             session = self._link.session()
             reserve = _reserve_request(instance, session, request, exact, from_segments)
-            with instance.copying() as memory, session.copying() as arena:
-                return self._reserve_and_copy(instance, memory, arena, session, reserve, slots, call)
+            with ExitStack() as held:
+                memory = held.enter_context(instance.copying())
+                arena = held.enter_context(session.copying())
+                try:
+                    return self._reserve_and_copy(instance, memory, arena, session, reserve, slots, call)
+                except Hung as hung:
+                    hung.keep(held)
+                    raise
         except KvblendError as error:
             if error.reason not in NOT_ERRORS:
                 raise
             return _same_for_all(tokens, chunk_tokens, store.CHUNK_OUTCOME_FAILED, NOT_ERRORS[error.reason])
         except SessionLost:
             return _same_for_all(tokens, chunk_tokens, store.CHUNK_OUTCOME_FAILED, common.REASON_SESSION_LOST)
+        except Hung:
+            return _same_for_all(tokens, chunk_tokens, store.CHUNK_OUTCOME_FAILED, common.REASON_COPY_FAILED)
 
     def _reserve_and_copy(
         self,
@@ -103,6 +112,10 @@ class Storer:
             try:
                 passage("agent.gather")
                 written = _gather(instance, memory, arena, copies, slots, call)
+            except Hung:
+                # Quarantines the blocks: a lost session is called drained only when nothing copies in it any more.
+                self._link.distrust(session)
+                raise
             except BaseException:
                 self._abort(session, reservation)
                 raise
@@ -245,6 +258,8 @@ def _gather(
         call.watch()
     except Stopped as stopped:
         _fail(copies, stopped.reason)
+    except Hung:
+        raise
     except Exception as error:
         _log.error("a copy failed", exc_info=error)
         _fail(copies, common.REASON_COPY_FAILED)

@@ -14,7 +14,7 @@ from tier_contract import SECONDS, get, key_for, meta_for, payload_of, put
 
 from services.common.redis_socket import BoundedSocket
 from services.store.tiers.redis import RedisTier
-from services.store.tiers.redis_objects import DAMAGED
+from services.store.tiers.redis_transfers import DAMAGED
 
 MIB = 1 << 20
 KEY = key_for(1)
@@ -96,7 +96,7 @@ def test_case_26_everything_evicted_between_find_and_read_is_a_miss(tier: RedisT
 
 
 @pytest.mark.parametrize(
-    ("index", "change"), [(0, -1), (3, -5), (3, 7), (1, 1)], ids=["shorter", "empty", "longer at the end", "longer"]
+    ("index", "change"), [(0, -1), (3, -4), (3, 7), (1, 1)], ids=["shorter", "one byte", "longer at the end", "longer"]
 )
 def test_a_part_of_another_length_is_a_miss(tier: RedisTier, raw: redis.Redis, index: int, change: int) -> None:
     assert put(tier, KEY, PAYLOAD)

@@ -1,13 +1,13 @@
 """What a device must do: open an engine's KV memory and copy between it and the arena.
 
 A copy is whole when its call returns, and has stopped when its call raises: the arena's blocks are given
-back on that promise. A CUDA device keeps it by opening each handle with CUDA IPC once, enqueuing on a
-stream of its own (objects as large copies to a staging buffer, one kernel that rotates and scatters;
-gather the other way round), recording an event behind the last byte and waiting for it under the caller's
-watchdog. The pieces are plain slices of registered host memory, so that nothing here needs another form.
+back on that promise. The one exception is `Hung`: that copy may still touch both memories, and its caller
+keeps both until it has ended.
 """
 
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,6 +34,25 @@ class Stopped(Exception):
         self.reason = reason
 
 
+class Hung(Exception):
+    """A copy does not end and cannot be stopped."""
+
+    def __init__(self, wait: Callable[[], None]) -> None:
+        """`wait` returns when the copy has ended after all."""
+        super().__init__("a copy on the device does not end")
+        self._wait = wait
+
+    def keep(self, held: ExitStack) -> None:
+        """Takes over what must not be given back before the copy has ended."""
+        rest = held.pop_all()
+
+        def run() -> None:
+            with rest:
+                self._wait()
+
+        threading.Thread(target=run, name="hung-copy", daemon=True).start()
+
+
 @dataclass(frozen=True)
 class Piece:
     """Tokens [first, first + len(slots)) of an object's block and the slots they belong to.
@@ -54,6 +73,12 @@ class KvMemory(Protocol):
 
     mapped_bytes: int
 
+    def prepare(self, ropes: Sequence[RopeSpec]) -> None:
+        """Does now, with the rope of each layer group, what the first copy would otherwise wait for.
+
+        Raises KvblendError for a rope that the device cannot apply.
+        """
+
     def scatter(self, group: int, pieces: Sequence[Piece], rope: RopeSpec, watch: Watch) -> None:
         """Arena to engine: K moved by each piece's delta (bit-equal where that is 0), V as it is."""
 
@@ -69,6 +94,12 @@ class KvMemory(Protocol):
 
 class Device(Protocol):
     name: str
+
+    def adopt(self, memory: Bytes) -> None:
+        """Host memory that pieces will lie in, until `release`: a device may make it fast to copy, soon."""
+
+    def release(self, memory: Bytes) -> None:
+        """It is about to be unmapped. No copy of it may be running."""
 
     def open(self, handles: Sequence[pb.DeviceHandle], layout: Layout) -> KvMemory:
         """Raises KvblendError HANDLE_UNUSABLE or HANDLE_OUT_OF_BOUNDS; then nothing stays open."""

@@ -32,6 +32,12 @@ class CpuDevice:
         self._shm_dir = shm_dir
         torch.set_num_threads(copy_threads)
 
+    def adopt(self, memory: Bytes) -> None:
+        """Any host memory is as good as any other."""
+
+    def release(self, memory: Bytes) -> None:
+        """Nothing was kept of it."""
+
     def open(self, handles: Sequence[pb.DeviceHandle], layout: Layout) -> KvMemory:
         if layout.dtype not in _DTYPES:
             raise KvblendError(
@@ -75,6 +81,9 @@ class CpuKvMemory:
             (self._layout.blocks, self._layout.block_tokens, plane.heads, plane.head_size),
             (plane.block_stride, plane.token_stride, plane.head_stride, plane.element_stride),
         )
+
+    def prepare(self, ropes: Sequence[RopeSpec]) -> None:
+        """Nothing is compiled here."""
 
     def scatter(self, group: int, pieces: Sequence[Piece], rope: RopeSpec, watch: Watch) -> None:
         # Pieces that stay come first: what follows is rotated in one stretch, and they are never touched by arithmetic.

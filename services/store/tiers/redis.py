@@ -19,9 +19,10 @@ from services.store.objects import ObjectKey
 from services.store.tiers.base import TierHealth
 from services.store.tiers.redis_calls import RedisCalls
 from services.store.tiers.redis_format import Names, describes, is_stored
+from services.store.tiers.redis_headers import KEYS_A_COMMAND, Headers
 from services.store.tiers.redis_node import NodeLimits, RedisNode
-from services.store.tiers.redis_objects import KEYS_A_COMMAND, RedisObjects
 from services.store.tiers.redis_servers import RedisServers
+from services.store.tiers.redis_transfers import Transfers
 
 MIB = 1 << 20
 _PROBE_EVERY = 1.0
@@ -75,7 +76,8 @@ class RedisTier:
         route = parse_route(url)
         self.tier_id = f"{route.name}#{key_prefix}"
         self._servers = RedisServers(route, NodeLimits(connect_timeout, max_connections, half_open_seconds))
-        self._objects = RedisObjects(self._servers, Names(key_prefix), ttl_seconds, part_bytes)
+        self._headers = Headers(self._servers, Names(key_prefix))
+        self._transfers = Transfers(self._servers, Names(key_prefix), ttl_seconds, part_bytes)
         self._calls = RedisCalls(self._servers)
         self._operation_timeout = operation_timeout
         self._closed = False
@@ -89,7 +91,7 @@ class RedisTier:
         """Metas of the objects whose headers are there, in order; one round trip to each server."""
         deadline = self._deadline(timeout)
         found: dict[ObjectKey, object_pb2.ObjectMeta | None] = self._calls.on_all(
-            keys, deadline, lambda node, some: self._objects.find(node, some, deadline)
+            keys, deadline, lambda node, some: self._headers.find(node, some, deadline)
         )
         return [found.get(key) for key in keys]
 
@@ -98,7 +100,7 @@ class RedisTier:
         if not describes(key, meta) or not is_stored(meta) or target.nbytes != meta.payload_bytes:
             return False
         place, deadline = target.cast("B"), self._deadline(timeout)
-        return self._calls.on_one(key, deadline, lambda node: self._objects.read(node, key, meta, place, deadline))
+        return self._calls.on_one(key, deadline, lambda node: self._transfers.read(node, key, meta, place, deadline))
 
     def write(self, key: ObjectKey, meta: object_pb2.ObjectMeta, payload: memoryview, timeout: float) -> bool:
         """See `Tier.write`. False also for a meta that is not the key's or not `payload`'s length.
@@ -108,7 +110,7 @@ class RedisTier:
         if not describes(key, meta) or not 0 < payload.nbytes == meta.payload_bytes:
             return False
         deadline = self._deadline(timeout)
-        return self._calls.on_one(key, deadline, lambda node: self._objects.write(node, key, meta, payload, deadline))
+        return self._calls.on_one(key, deadline, lambda node: self._transfers.write(node, key, meta, payload, deadline))
 
     def delete(self, keys: Sequence[ObjectKey], timeout: float) -> int:
         """How many objects were there and are gone."""
@@ -122,7 +124,7 @@ class RedisTier:
         return gone
 
     def _drop(self, deadline: float, node: RedisNode, keys: Sequence[ObjectKey]) -> list[bool | MovedError]:
-        return self._objects.delete(node, keys, deadline)
+        return self._headers.delete(node, keys, deadline)
 
     def delete_where(self, matches: Callable[[object_pb2.ObjectMeta], bool], timeout: float) -> int:
         """See `Tier.delete_where`. If it could not look at every object, `health` is not ready for a second."""
@@ -148,7 +150,7 @@ class RedisTier:
         while True:
             deadline = self._deadline(give_up_at - time.monotonic())
             try:
-                cursor, count = self._objects.delete_page(node, cursor, matches, deadline)
+                cursor, count = self._headers.delete_page(node, cursor, matches, deadline)
             except (LinkError, ResponseError):
                 self._servers.suspect()
                 return gone, False

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from redis.exceptions import AskError, MovedError
+from redis.exceptions import AskError, MovedError, TryAgainError
 
 from services.common.logs import get_logger
 from services.common.redis_connection import Argument, LinkError
@@ -73,9 +73,12 @@ class RedisServers:
         self.suspect()
 
     def ask(self, error: AskError, asked: RedisNode, command: Sequence[Argument], deadline: float) -> Any:
-        """The answer of the server that takes the slot over; a refusal is a ResponseError. Raises LinkError."""
+        """The answer of the server that takes the slot over; a refusal, or none, is a ResponseError."""
         node = self._node_at(error, asked)
-        return node.use("ask", deadline, lambda connection: connection.exchange([("ASKING",), command])[1])
+        try:
+            return node.use("ask", deadline, lambda connection: connection.exchange([("ASKING",), command])[1])
+        except LinkError as failure:
+            return TryAgainError(str(failure))
 
     def close(self) -> None:
         self._closed.set()

@@ -1,0 +1,77 @@
+"""What the calls around the copies cost: store, lookup and retrieve over the real services."""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.common.screen import Screen
+from benchmarks.gpu.shapes import CHUNK_BYTES, CHUNK_TOKENS, block_table, kv_shape, model_space
+from cli.local import LocalServices
+from kvblend.client import KvblendClient
+from kvblend.cuda_memory import cuda_handle
+from kvblend.layouts import buffer_bytes, build_layout
+
+_ARRANGEMENT = "paged_nhd"
+
+
+def run(quick: bool, screen: Screen) -> dict[str, Any]:
+    sizes = (1, 8) if quick else (1, 8, 32)
+    repeats = 3 if quick else 9
+    room = max(sizes)
+    shape = kv_shape(_ARRANGEMENT, room + 1)
+    buffers = [
+        torch.randint(0, 127, (size,), dtype=torch.uint8, device="cuda") for size in buffer_bytes(_ARRANGEMENT, shape)
+    ]
+    torch.cuda.synchronize()
+    arena = sum(sizes) * (repeats + 2) * CHUNK_BYTES * 5 // 4
+    with LocalServices(arena_bytes=max(arena >> 30, 1) << 30, device="cuda", start_timeout=300) as services:
+        client = KvblendClient(services.agent_target, "bench")
+        handles = [cuda_handle(buffer.data_ptr(), buffer.nbytes) for buffer in buffers]
+        registered = client.register_kv_cache(model_space(), handles, build_layout(_ARRANGEMENT, shape), timeout=120)
+        assert registered, registered
+        time.sleep(5)
+        rows = [_row(client, chunks, room, repeats) for chunks in sizes]
+        ping = 1e3 * statistics.median(_seconds(client.ping) for _ in range(50))
+        client.close()
+    for row in rows:
+        screen.line(
+            f"{row['chunks']:>3} chunks: store {row['store_ms']:.2f} ms, lookup {row['lookup_ms']:.2f} ms, "
+            f"retrieve {row['retrieve_ms']:.2f} ms ({row['retrieve_gbs']:.1f} GB/s)"
+        )
+    return {"rows": rows, "ping_ms": ping}
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def _row(client: KvblendClient, chunks: int, room: int, repeats: int) -> dict[str, Any]:
+    """Medians; every repeat stores text of its own."""
+    tokens = chunks * CHUNK_TOKENS
+    blocks = block_table(room + 1)
+    times: dict[str, list[float]] = {"store": [], "lookup": [], "retrieve": []}
+    for number in range(repeats):
+        text = np.random.default_rng(1000 * chunks + number).integers(0, 100_000, tokens)
+        name = f"{chunks}-{number}"
+        began = time.perf_counter()
+        stored = client.store(text, name, block_ids=blocks)
+        times["store"].append(time.perf_counter() - began)
+        assert stored, stored
+        began = time.perf_counter()
+        found = client.lookup([*text.tolist(), 1], name, timeout=5)
+        times["lookup"].append(time.perf_counter() - began)
+        assert found.prefix_tokens == tokens, found
+        began = time.perf_counter()
+        retrieved = client.retrieve(name, block_ids=blocks)
+        times["retrieve"].append(time.perf_counter() - began)
+        assert retrieved, retrieved
+        client.end_session(name)
+    medians = {f"{what}_ms": 1e3 * statistics.median(values) for what, values in times.items()}
+    nbytes = chunks * CHUNK_BYTES
+    return {"chunks": chunks, **medians, "retrieve_gbs": nbytes / medians["retrieve_ms"] / 1e6}

@@ -1,0 +1,22 @@
+"""Makes the device that the settings name."""
+
+from contextlib import ExitStack
+
+from services.gpu_agent.devices.base import Device
+from services.gpu_agent.devices.cpu import CpuDevice
+from services.gpu_agent.settings import AgentSettings
+
+
+def make_device(settings: AgentSettings, stack: ExitStack) -> Device:
+    """Exits with one line where there is no such device; the stack closes it."""
+    if settings.device == "cpu":
+        return CpuDevice(settings.shm_dir, settings.copy_threads)
+    # Imports Triton, which only machines with a GPU have.
+    from services.gpu_agent.devices.cuda.device import CudaDevice, NoGpuError
+
+    try:
+        device = CudaDevice(settings.gpu, settings.staging_mib << 20, settings.hang_seconds)
+    except NoGpuError as error:
+        raise SystemExit(f"kvblend gpu_agent: device = cuda cannot be used: {error}") from error
+    stack.callback(device.close)
+    return device

@@ -1,0 +1,193 @@
+"""What a transfer moves, cut into batches that fit a staging slot, as the tables that a kernel reads.
+
+A batch's fragments lie one after the other in the slot. A fragment is the wanted tokens of some
+neighbouring planes of one object, [planes, tokens, heads, size] without gaps; plane number
+layer * planes_of_a_layer + kind. A tile is what one program of the kernel moves of each plane.
+
+The tables are plain arrays: tests read them on a CPU as the kernel does on a GPU.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from services.gpu_agent.devices.base import Bytes, Piece
+from services.gpu_agent.layouts import GroupShape
+from services.gpu_agent.rope import RopeSpec
+
+Floats = npt.NDArray[np.float32]
+
+# Columns of a tile: where its fragment's first plane starts in the slot and the distance of its planes, in
+# elements; its tokens in `slots`; its first token in the fragment; its planes; its row of cos and sin, or -1.
+TILE = ("start", "pitch", "row", "tokens", "first_token", "first_plane", "planes", "rotation")
+# Bounds of one batch, so that its tables fit buffers of a fixed size.
+MAX_TOKENS = 1 << 14
+MAX_FRAGMENTS = 1 << 10
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """`planes` planes of a piece's object from `first_plane` on, at byte `start` of the slot."""
+
+    piece: Piece
+    first_plane: int
+    planes: int
+    start: int
+    # Bytes of one token of one plane.
+    row_bytes: int
+
+    @property
+    def width(self) -> int:
+        """Bytes of one plane's wanted tokens."""
+        return len(self.piece.slots) * self.row_bytes
+
+    @property
+    def pitch(self) -> int:
+        """Bytes from one plane of the object to the next."""
+        return self.piece.tokens * self.row_bytes
+
+    @property
+    def nbytes(self) -> int:
+        return self.planes * self.width
+
+    @property
+    def host_start(self) -> int:
+        """The first wanted byte in the block."""
+        return self.first_plane * self.pitch + self.piece.first * self.row_bytes
+
+    def host_rows(self) -> Bytes:
+        """The wanted bytes in the block, a view [planes, width]."""
+        planes = self.piece.block.reshape(-1, self.pitch)[self.first_plane : self.first_plane + self.planes]
+        return planes[:, self.piece.first * self.row_bytes :][:, : self.width]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """`tiles` [n, len(TILE)] i64; `slots` [tokens] i32; `cos`, `sin` [rotations, pairs] f32."""
+
+    fragments: list[Fragment]
+    tiles: npt.NDArray[np.int64]
+    slots: npt.NDArray[np.int32]
+    cos: Floats
+    sin: Floats
+
+    @property
+    def most_planes(self) -> int:
+        return max(fragment.planes for fragment in self.fragments)
+
+
+@dataclass
+class _Filling:
+    """The batch being filled."""
+
+    fragments: list[Fragment] = field(default_factory=list)
+    nbytes: int = 0
+    tokens: int = 0
+
+    def room(self, slot_bytes: int, piece: Piece, width: int) -> int:
+        """Planes of this piece that still fit."""
+        if len(self.fragments) == MAX_FRAGMENTS or self.tokens + len(piece.slots) > MAX_TOKENS:
+            return 0
+        return (slot_bytes - self.nbytes) // width
+
+
+class Batches:
+    """Cuts the pieces of one layer group for slots of `slot_bytes` bytes, at least one token of one plane each."""
+
+    def __init__(self, shape: GroupShape, rope: RopeSpec, slot_bytes: int, tile_tokens: int) -> None:
+        self._shape = shape
+        self._rope = rope
+        self._slot_bytes = slot_bytes
+        self._tile_tokens = tile_tokens
+        self._row_bytes = shape.heads * shape.head_size * shape.item_bytes
+
+    def of(self, pieces: Sequence[Piece]) -> Iterator[Batch]:
+        filling = _Filling()
+        for piece in self._narrow(pieces):
+            plane, planes = 0, self._shape.layers * self._shape.planes
+            while plane < planes:
+                width = len(piece.slots) * self._row_bytes
+                count = min(filling.room(self._slot_bytes, piece, width), planes - plane)
+                if count == 0:
+                    yield self._batch(filling)
+                    filling = _Filling()
+                    continue
+                filling.fragments.append(Fragment(piece, plane, count, filling.nbytes, self._row_bytes))
+                filling.nbytes += count * width
+                filling.tokens += len(piece.slots)
+                plane += count
+        if filling.fragments:
+            yield self._batch(filling)
+
+    def _narrow(self, pieces: Sequence[Piece]) -> Iterator[Piece]:
+        """Pieces of so few tokens that a slot holds a plane of each."""
+        most = min(MAX_TOKENS, self._slot_bytes // self._row_bytes)
+        for piece in pieces:
+            for first in range(0, len(piece.slots), most):
+                yield replace(piece, first=piece.first + first, slots=piece.slots[first : first + most])
+
+    def _batch(self, filling: _Filling) -> Batch:
+        deltas = self._deltas(filling.fragments)
+        rotation = {delta: row for row, delta in enumerate(deltas.tolist())}
+        cos, sin = self._rope.tables(deltas)
+        tiles, row = [], 0
+        for fragment in filling.fragments:
+            tokens = len(fragment.piece.slots)
+            tiles.append(self._tiles(fragment, row, rotation.get(fragment.piece.delta, -1)))
+            row += tokens
+        slots = np.concatenate([fragment.piece.slots for fragment in filling.fragments]).astype(np.int32)
+        return Batch(filling.fragments, np.concatenate(tiles), slots, cos, sin)
+
+    def _deltas(self, fragments: list[Fragment]) -> npt.NDArray[np.int64]:
+        """Each distance by which something is really rotated, once."""
+        moved = {fragment.piece.delta for fragment in fragments} - {0} if self._rope.rotates else set()
+        return np.array(sorted(moved), np.int64)
+
+    def _tiles(self, fragment: Fragment, row: int, rotation: int) -> npt.NDArray[np.int64]:
+        tokens, item = len(fragment.piece.slots), self._shape.item_bytes
+        first = np.arange(0, tokens, self._tile_tokens)
+        tiles = np.empty((len(first), len(TILE)), np.int64)
+        tiles[:, 0] = fragment.start // item
+        tiles[:, 1] = fragment.width // item
+        tiles[:, 2] = row + first
+        tiles[:, 3] = np.minimum(self._tile_tokens, tokens - first)
+        tiles[:, 4] = first
+        tiles[:, 5] = fragment.first_plane
+        tiles[:, 6] = fragment.planes
+        tiles[:, 7] = rotation
+        return tiles
+
+
+def table_bytes(pairs: int) -> int:
+    """Bytes that the tables of the largest batch take for a rope of `pairs` pairs; see `pack`."""
+    tiles = (MAX_TOKENS + MAX_FRAGMENTS) * len(TILE) * 8
+    return tiles + MAX_TOKENS * 4 + 2 * MAX_FRAGMENTS * pairs * 4 + 4 * _ALIGN
+
+
+_ALIGN = 256
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Where each table of a batch begins in one buffer, and how long they are together, in bytes."""
+
+    tiles: int
+    slots: int
+    cos: int
+    sin: int
+    nbytes: int
+
+
+def pack(batch: Batch, buffer: Bytes) -> Packed:
+    """Writes the tables one after the other, each at a multiple that a kernel can load widely."""
+    starts: list[int] = []
+    end = 0
+    for table in (batch.tiles, batch.slots, batch.cos, batch.sin):
+        starts.append(end)
+        raw = table.reshape(-1).view(np.uint8)
+        buffer[end : end + len(raw)] = raw
+        end += -(-len(raw) // _ALIGN) * _ALIGN
+    tiles, slots, cos, sin = starts
+    return Packed(tiles, slots, cos, sin, end)

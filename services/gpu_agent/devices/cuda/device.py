@@ -1,0 +1,103 @@
+"""The cuda device: engines' memory is opened through CUDA IPC, copies run on lanes of the GPU's own."""
+
+import time
+from collections.abc import Sequence
+
+from kvblend.v1 import agent_pb2 as pb
+from kvblend.v1 import common_pb2 as common
+from services.common.errors import KvblendError
+from services.common.logs import get_logger
+from services.gpu_agent.devices.base import Bytes, KvMemory
+from services.gpu_agent.devices.cuda.driver import IPC_HANDLE_BYTES, CudaError, visible_gpus
+from services.gpu_agent.devices.cuda.gpu import Gpu
+from services.gpu_agent.devices.cuda.host import HostMemory
+from services.gpu_agent.devices.cuda.ipc import OpenedHandles, unusable
+from services.gpu_agent.devices.cuda.kernels import start
+from services.gpu_agent.devices.cuda.lane import Lane
+from services.gpu_agent.devices.cuda.memory import DTYPES, CudaKvMemory
+from services.gpu_agent.layouts import Layout
+
+_log = get_logger("cuda")
+
+# Between two looks at an engine's event.
+_LOOK_SECONDS = 50e-6
+
+
+class NoGpuError(Exception):
+    """There is no such GPU, or it cannot be used."""
+
+
+class CudaDevice:
+    """One GPU. Everything it needs of the GPU's memory is taken here: it neither grows nor shrinks later.
+
+    Raises:
+        NoGpuError: in a line for people.
+    """
+
+    name = "cuda"
+
+    def __init__(self, gpu: str, slot_bytes: int, hang_seconds: float) -> None:
+        """`gpu` is a UUID; empty: the only visible one."""
+        try:
+            ordinal, self.uuid = choose_gpu(visible_gpus(), gpu)
+            self._gpu = Gpu(ordinal)
+            free, _ = self._gpu.driver.memory()
+            self.host = HostMemory(self._gpu.driver)
+            self.inbound, self.outbound = (
+                Lane(self._gpu, self.host, slot_bytes, hang_seconds, inbound) for inbound in (True, False)
+            )
+        except (OSError, CudaError, RuntimeError) as error:
+            raise NoGpuError(str(error)) from error
+        taken = free - self._gpu.driver.memory()[0]
+        _log.info("serving a GPU", gpu=self.uuid, staging_mib=taken >> 20)
+
+    def adopt(self, memory: Bytes) -> None:
+        self.host.adopt(memory)
+
+    def release(self, memory: Bytes) -> None:
+        self.host.release(memory)
+
+    def open(self, handles: Sequence[pb.DeviceHandle], layout: Layout) -> KvMemory:
+        if layout.dtype not in DTYPES:
+            raise KvblendError(
+                "LAYOUT_UNKNOWN", f"the cuda device moves fp32, fp16 and bf16, not {common.Dtype.Name(layout.dtype)}"
+            )
+        self._gpu.enter()
+        opened = OpenedHandles(self._gpu.driver, self.uuid, handles)
+        try:
+            return CudaKvMemory(self._gpu, start, opened, layout, self.inbound, self.outbound)
+        except BaseException:
+            opened.close()
+            raise
+
+    def wait(self, event: pb.Event, timeout: float) -> None:
+        """Looks until the event is done. A stream that waits for it could not be freed if it never comes."""
+        if event.kind in (pb.EVENT_KIND_UNSPECIFIED, pb.EVENT_KIND_COMPLETE):
+            return
+        if event.kind != pb.EVENT_KIND_CUDA_IPC or len(event.handle) != IPC_HANDLE_BYTES:
+            raise unusable("the event is no CUDA IPC event handle")
+        self._gpu.enter()
+        until = time.monotonic() + timeout
+        try:
+            with self._gpu.driver.opened_event(event.handle) as opened:
+                while not self._gpu.driver.event_done(opened):
+                    if time.monotonic() > until:
+                        raise KvblendError("DEADLINE_EXCEEDED", "the engine's event did not come in time")
+                    time.sleep(_LOOK_SECONDS)
+        except CudaError as error:
+            raise unusable(f"the engine's event cannot be opened ({error}); do both share /dev/shm?") from error
+
+    def close(self) -> None:
+        self.host.close()
+
+
+def choose_gpu(visible: Sequence[str], wanted: str) -> tuple[int, str]:
+    """(ordinal, UUID). Raises NoGpuError."""
+    names = ", ".join(visible) or "none"
+    if not wanted:
+        if len(visible) != 1:
+            raise NoGpuError(f"one GPU must be visible or the setting gpu must name one; visible: {names}")
+        return 0, visible[0]
+    if wanted not in visible:
+        raise NoGpuError(f"{wanted} is not visible to this process; visible: {names}")
+    return visible.index(wanted), wanted

@@ -1,0 +1,86 @@
+"""An engine's allocations, opened by raw CUDA IPC handles."""
+
+import os
+from collections.abc import Sequence
+
+from kvblend.v1 import agent_pb2 as pb
+from services.common.errors import KvblendError
+from services.common.logs import get_logger
+from services.gpu_agent.devices.cuda.driver import IPC_HANDLE_BYTES, CudaError, Driver
+
+_log = get_logger("cuda-ipc")
+
+
+class OpenedHandles:
+    """`starts` has the address of each handle's usable part.
+
+    Raises:
+        KvblendError: HANDLE_UNUSABLE, HANDLE_OUT_OF_BOUNDS; then nothing stays open.
+    """
+
+    def __init__(self, driver: Driver, gpu: str, handles: Sequence[pb.DeviceHandle]) -> None:
+        self.mapped_bytes = sum(handle.bytes for handle in handles)
+        self._driver = driver
+        # Several handles may name parts of one allocation, which is opened once.
+        self._opened: dict[bytes, int] = {}
+        for handle in handles:
+            check_handle(handle, gpu, os.getpid())
+        try:
+            self.starts = [self._open(handle) for handle in handles]
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, handle: pb.DeviceHandle) -> int:
+        base = self._opened.get(handle.handle)
+        try:
+            if base is None:
+                base = self._opened[handle.handle] = self._driver.open_memory(handle.handle)
+            first, size = self._driver.allocation(base)
+        except CudaError as error:
+            raise unusable(f"the engine's memory cannot be opened: {error}") from error
+        end = handle.allocation_offset + handle.bytes
+        if end > first + size - base:
+            raise KvblendError("HANDLE_OUT_OF_BOUNDS", f"a handle ends at byte {end} of an allocation of {size}")
+        return base + handle.allocation_offset
+
+    def close(self) -> None:
+        """Unmaps everything; no kernel or copy may be running. Idempotent."""
+        for base in self._opened.values():
+            try:
+                self._driver.close_memory(base)
+            except CudaError as error:
+                _log.error("an engine's memory cannot be closed", detail=str(error))
+        self._opened.clear()
+        self.starts = []
+
+
+def unusable(text: str) -> KvblendError:
+    return KvblendError("HANDLE_UNUSABLE", text)
+
+
+def check_handle(handle: pb.DeviceHandle, gpu: str, own_pid: int) -> None:
+    """Raises KvblendError for what this agent on the GPU with UUID `gpu` can never open."""
+    if handle.kind == pb.HANDLE_KIND_SHARED_MEMORY:
+        raise unusable("a shared-memory handle needs the cpu device; this agent runs the cuda device")
+    if handle.kind == pb.HANDLE_KIND_CUDA_VMM:
+        raise unusable(
+            "memory of CUDA's virtual memory management cannot be opened: allocate KV with cudaMalloc "
+            "(PyTorch: expandable_segments:False in PYTORCH_CUDA_ALLOC_CONF)"
+        )
+    if handle.kind != pb.HANDLE_KIND_CUDA_IPC:
+        raise unusable("the handle has no known kind")
+    if len(handle.handle) != IPC_HANDLE_BYTES:
+        raise unusable(f"a CUDA IPC handle has {IPC_HANDLE_BYTES} bytes, not {len(handle.handle)}")
+    if not handle.bytes:
+        raise unusable("a handle is declared with 0 bytes")
+    if handle.device_uuid != gpu:
+        raise unusable(f"the memory is on {handle.device_uuid or 'a GPU that is not named'}; this agent serves {gpu}")
+    if not handle.exporter_pid:
+        raise unusable("the handle does not name its process (exporter_pid)")
+    if handle.exporter_pid == own_pid:
+        # CUDA would report an uninitialized device and break the context.
+        raise unusable(
+            f"engine and agent are both process {own_pid} of their PID namespaces, which CUDA IPC cannot tell apart: "
+            "start one of them under an init (docker run --init), or share the PID namespace of their pod"
+        )

@@ -1,0 +1,179 @@
+"""The one kernel: tiles of a staging slot to the engine's planes, K rotated on its way, or the other way round.
+
+It reads the tables of batches.py and planes.py. Elements that are not rotated are moved as they are, bit for
+bit; those that are go through one rotation in fp32 and one rounding.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from services.gpu_agent.devices.cuda.batches import TILE, Packed
+from services.gpu_agent.devices.cuda.planes import GPTJ, NEOX, NO_ROPE, PLANE, Constants
+
+_TILE = tl.constexpr(len(TILE))
+_PLANE = tl.constexpr(len(PLANE))
+_NO_ROPE = tl.constexpr(NO_ROPE)
+_NEOX = tl.constexpr(NEOX)
+_GPTJ = tl.constexpr(GPTJ)
+_WARPS = 8
+_compiled: dict[tuple[torch.dtype, Constants, bool], Any] = {}
+
+
+def start(
+    staging: torch.Tensor,
+    planes: torch.Tensor,
+    tables: torch.Tensor,
+    packed: Packed,
+    grid: tuple[int, int],
+    known: Constants,
+    gather: bool,
+) -> None:
+    """Starts the kernel on the current stream. `staging` has the KV's dtype, `tables` begin with the tiles."""
+    arguments = (
+        staging,
+        staging.data_ptr() // staging.itemsize,
+        planes,
+        tables,
+        packed.slots,
+        packed.cos,
+        packed.sin,
+        gather,
+        known.style,
+        known.heads,
+        known.size,
+        known.rotary_offset,
+        known.pairs,
+        known.block_tokens,
+        known.tile_rows,
+        known.unit,
+        known.vector,
+    )
+    # Triton looks at every argument again to choose what it compiled; here the constants say it all.
+    key = staging.dtype, known, gather
+    compiled = _compiled.get(key)
+    if compiled is None:
+        _compiled[key] = move[grid](*arguments, num_warps=_WARPS)
+    else:
+        compiled[(*grid, 1)](*arguments)
+
+
+@triton.jit(do_not_specialize=["home", "slots_at", "cos_at", "sin_at"])
+def move(
+    staging,
+    home,
+    planes,
+    tables,
+    slots_at,
+    cos_at,
+    sin_at,
+    GATHER: tl.constexpr,
+    STYLE: tl.constexpr,
+    HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    ROTARY_OFFSET: tl.constexpr,
+    PAIRS: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    UNIT: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
+    """Program (tile, plane of its fragment).
+
+    `staging` has the KV's dtype and begins at element number `home`; the other tables begin so many bytes after
+    the tiles, which are at `tables`, bytes as well.
+    """
+    slots = (tables + slots_at).to(tl.pointer_type(tl.int32))
+    tile = tables.to(tl.pointer_type(tl.int64)) + tl.program_id(0) * _TILE
+    index = tl.program_id(1).to(tl.int64)
+    if index >= tl.load(tile + 6):
+        return
+    plane = planes + (tl.load(tile + 5) + index) * _PLANE
+    # Not a pointer made of an integer: the compiler would forget how it is aligned.
+    base = staging + tl.multiple_of(tl.load(plane) - home, VECTOR)
+    step = 1 if UNIT else tl.load(plane + 4)
+
+    # A row is one head of one token.
+    row = tl.arange(0, TILE_ROWS)
+    live = row < tl.load(tile + 3) * HEADS
+    slot = tl.load(slots + tl.load(tile + 2) + row // HEADS, mask=live, other=0).to(tl.int64)
+    outside = (
+        (slot // BLOCK_TOKENS) * tl.load(plane + 1)
+        + (slot % BLOCK_TOKENS) * tl.load(plane + 2)
+        + (row % HEADS) * tl.load(plane + 3)
+    )
+    inside = tl.load(tile) + index * tl.load(tile + 1) + (tl.load(tile + 4) * HEADS + row) * SIZE
+    outside, inside = tl.multiple_of(outside, VECTOR)[:, None], tl.multiple_of(inside, VECTOR)[:, None]
+    live = live[:, None]
+    rotation = tl.load(tile + 7)
+    # Two conditions: the first is known when it is compiled, and then there is no such code.
+    if STYLE != _NO_ROPE and not GATHER:  # noqa: SIM102
+        if rotation >= 0 and tl.load(plane + 5) != 0:
+            cos = (tables + cos_at).to(tl.pointer_type(tl.float32)) + rotation * PAIRS
+            sin = (tables + sin_at).to(tl.pointer_type(tl.float32)) + rotation * PAIRS
+            if STYLE == _NEOX:
+                _rotate_halves(staging, base, inside, outside, live, cos, sin, step, ROTARY_OFFSET, PAIRS)
+            else:
+                _rotate_pairs(staging, base, inside, outside, live, cos, sin, step, ROTARY_OFFSET, PAIRS)
+            if 2 * PAIRS < SIZE:
+                _copy(staging, base, inside, outside, live, step, GATHER, SIZE, ROTARY_OFFSET, 2 * PAIRS)
+            return
+    _copy(staging, base, inside, outside, live, step, GATHER, SIZE, 0, 0)
+
+
+@triton.jit
+def _copy(
+    staging,
+    base,
+    inside,
+    outside,
+    live,
+    step,
+    GATHER: tl.constexpr,
+    SIZE: tl.constexpr,
+    OFFSET: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Moves what is not among the `WIDTH` elements from `OFFSET` on."""
+    part = tl.arange(0, triton.next_power_of_2(SIZE))[None, :]
+    mask = live & (part < SIZE) & ((part < OFFSET) | (part >= OFFSET + WIDTH))
+    if GATHER:
+        tl.store(staging + inside + part, tl.load(base + outside + part * step, mask=mask), mask=mask)
+    else:
+        tl.store(base + outside + part * step, tl.load(staging + inside + part, mask=mask), mask=mask)
+
+
+@triton.jit
+def _rotate_halves(staging, base, inside, outside, live, cos, sin, step, OFFSET: tl.constexpr, PAIRS: tl.constexpr):
+    """NeoX: element i of a pair's first half belongs to element i of the second."""
+    pair = tl.arange(0, triton.next_power_of_2(PAIRS))
+    known = pair < PAIRS
+    c = tl.load(cos + pair, mask=known, other=1.0)[None, :]
+    s = tl.load(sin + pair, mask=known, other=0.0)[None, :]
+    one = OFFSET + pair[None, :]
+    two = one + PAIRS
+    mask = live & known[None, :]
+    x = tl.load(staging + inside + one, mask=mask, other=0.0).to(tl.float32)
+    y = tl.load(staging + inside + two, mask=mask, other=0.0).to(tl.float32)
+    element = staging.dtype.element_ty
+    tl.store(base + outside + one * step, (x * c - y * s).to(element), mask=mask)
+    tl.store(base + outside + two * step, (y * c + x * s).to(element), mask=mask)
+
+
+@triton.jit
+def _rotate_pairs(staging, base, inside, outside, live, cos, sin, step, OFFSET: tl.constexpr, PAIRS: tl.constexpr):
+    """GPT-J: the two elements of a pair are neighbours."""
+    ROWS: tl.constexpr = inside.shape[0]
+    WIDTH: tl.constexpr = triton.next_power_of_2(PAIRS)
+    pair = tl.arange(0, WIDTH)
+    known = pair < PAIRS
+    c = tl.load(cos + pair, mask=known, other=1.0)[None, :]
+    s = tl.load(sin + pair, mask=known, other=0.0)[None, :]
+    part = tl.arange(0, 2 * WIDTH)[None, :]
+    mask = live & (part < 2 * PAIRS)
+    both = tl.load(staging + inside + OFFSET + part, mask=mask, other=0.0).to(tl.float32)
+    x, y = tl.split(tl.reshape(both, [ROWS, WIDTH, 2]))
+    moved = tl.interleave(x * c - y * s, y * c + x * s)
+    tl.store(base + outside + (OFFSET + part) * step, moved.to(staging.dtype.element_ty), mask=mask)

@@ -1,0 +1,194 @@
+"""One direction of the link: its streams and its staging slots, all taken at start.
+
+A transfer is a sequence of batches. While one batch is copied over the link the kernel of the one before
+runs and the host prepares the next. The host waits for a slot before it fills it again, and that is where
+a transfer is stopped, or found to hang.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+import torch
+
+from services.gpu_agent.devices.base import Bytes, Hung, Watch
+from services.gpu_agent.devices.cuda.batches import Batch, Fragment, Packed, pack, table_bytes
+from services.gpu_agent.devices.cuda.gpu import Gpu
+from services.gpu_agent.devices.cuda.host import HostMemory, address_of
+
+# Filled, copied and moved by the kernel at the same time.
+_SLOTS = 3
+# Rotated pairs of a head; what is wider is refused at registration.
+MAX_PAIRS = 256
+# How long the host sleeps between two looks at the GPU, in seconds: short at first.
+_FIRST_LOOK, _LATER_LOOK = 20e-6, 200e-6
+
+# (staging, tables, where they are, grid): starts the kernel on the current stream.
+Launch = Callable[[torch.Tensor, torch.Tensor, Packed, tuple[int, int]], None]
+
+
+class Slot:
+    """Staging memory for one batch, its tables, and pinned memory for blocks that are not registered."""
+
+    def __init__(self, gpu: Gpu, nbytes: int) -> None:
+        self.staging = gpu.empty(nbytes)
+        self.tables = gpu.empty(table_bytes(MAX_PAIRS))
+        self.host_tables: Bytes = gpu.pinned(table_bytes(MAX_PAIRS)).numpy()
+        self.bounce: Bytes = gpu.pinned(nbytes).numpy()
+        self.ready = gpu.event()
+        self.done = gpu.event()
+        # When it was last given work, by the monotonic clock; None: it has none.
+        self.since: float | None = None
+        # Fragments that lie in `bounce` once the work is done and belong into their blocks.
+        self.owed: list[Fragment] = []
+
+    def bounced(self, fragment: Fragment) -> Bytes:
+        return self.bounce[fragment.start : fragment.start + fragment.nbytes]
+
+
+class Lane:
+    """`inbound`: arena to engine; else engine to arena. Transfers take turns."""
+
+    def __init__(self, gpu: Gpu, host: HostMemory, slot_bytes: int, hang_seconds: float, inbound: bool) -> None:
+        self.slot_bytes = slot_bytes
+        # Seconds from the first byte to the last of the latest transfer, by the GPU's clock.
+        self.device_seconds = 0.0
+        self._gpu = gpu
+        self._host = host
+        self._hang_seconds = hang_seconds
+        self._inbound = inbound
+        self._link = gpu.stream()
+        self._kernels = gpu.stream()
+        self._slots = [Slot(gpu, slot_bytes) for _ in range(_SLOTS)]
+        self._begin, self._end = gpu.event(timing=True), gpu.event(timing=True)
+        self._turn = threading.Lock()
+
+    def run(self, batches: Iterable[Batch], launch: Launch, watch: Watch) -> None:
+        """Returns when the last byte has arrived.
+
+        Raises:
+            Stopped: as `watch` says, with nothing in flight.
+            Hung: what is in flight does not end; the lane is shut until it does.
+            CudaError: the GPU refused; nothing is in flight.
+        """
+        while not self._turn.acquire(timeout=0.01):
+            watch()
+        try:
+            with self._gpu.on(self._kernels):
+                self._run(batches, launch, watch)
+        except Hung:
+            # Whoever waits for the copy's end opens the lane again.
+            raise
+        except BaseException:
+            self._turn.release()
+            raise
+        self._turn.release()
+
+    def warm(self, launch: Launch) -> None:
+        """Compiles and loads a kernel, which finds nothing to do."""
+        with self._turn:
+            slot = self._slots[0]
+            with self._gpu.on(self._kernels):
+                slot.tables[:256].zero_()
+                launch(slot.staging, slot.tables, Packed(0, 0, 0, 0, 0), (1, 1))
+            self._kernels.synchronize()
+
+    def _run(self, batches: Iterable[Batch], launch: Launch, watch: Watch) -> None:
+        first, last = (self._link, self._kernels) if self._inbound else (self._kernels, self._link)
+        self._begin.record(first)
+        try:
+            for number, batch in enumerate(batches):
+                slot = self._slots[number % _SLOTS]
+                self._settle(slot, watch)
+                watch()
+                slot.since = time.monotonic()
+                try:
+                    self._enqueue(slot, batch, launch)
+                except BaseException:
+                    # What was enqueued of it must be waited for as well.
+                    last.wait_stream(first)
+                    raise
+                finally:
+                    slot.done.record(last)
+            self._end.record(last)
+            self._drain(watch)
+        except Hung:
+            raise
+        except BaseException:
+            self._drain(lambda: None, pay=False)
+            raise
+        self._end.synchronize()
+        self.device_seconds = self._begin.elapsed_time(self._end) / 1e3
+
+    def _drain(self, watch: Watch, pay: bool = True) -> None:
+        for slot in self._slots:
+            self._settle(slot, watch, pay)
+
+    def _settle(self, slot: Slot, watch: Watch, pay: bool = True) -> None:
+        """Until the slot's work is done; then what it owes goes to its blocks (or nowhere, if nobody wants it)."""
+        look = _FIRST_LOOK
+        while slot.since is not None:
+            if slot.done.query():
+                slot.since = None
+            elif time.monotonic() - slot.since > self._hang_seconds:
+                raise Hung(self._wait_for_the_end)
+            else:
+                time.sleep(look)
+                look = _LATER_LOOK if time.monotonic() - slot.since > 0.01 else look
+                watch()
+        for fragment in slot.owed if pay else ():
+            fragment.host_rows()[:] = slot.bounced(fragment).reshape(fragment.planes, fragment.width)
+        slot.owed.clear()
+
+    def _wait_for_the_end(self) -> None:
+        try:
+            self._gpu.enter()
+            self._link.synchronize()
+            self._kernels.synchronize()
+        finally:
+            for slot in self._slots:
+                slot.since = None
+                slot.owed.clear()
+            self._turn.release()
+
+    def _enqueue(self, slot: Slot, batch: Batch, launch: Launch) -> None:
+        packed = pack(batch, slot.host_tables)
+        tables = address_of(slot.host_tables)
+        stream = self._link if self._inbound else self._kernels
+        self._gpu.to_device(tables, packed.nbytes, slot.tables.data_ptr(), packed.nbytes, 1, stream.cuda_stream)
+        if self._inbound:
+            self._fetch(slot, batch)
+            slot.ready.record(self._link)
+            self._kernels.wait_event(slot.ready)
+        launch(slot.staging, slot.tables, packed, (len(batch.tiles), batch.most_planes))
+        if not self._inbound:
+            slot.ready.record(self._kernels)
+            self._link.wait_event(slot.ready)
+            self._send(slot, batch)
+
+    def _fetch(self, slot: Slot, batch: Batch) -> None:
+        for fragment in batch.fragments:
+            host, pitch = self._direct(fragment)
+            if host is None:
+                bounced = slot.bounced(fragment)
+                bounced.reshape(fragment.planes, fragment.width)[:] = fragment.host_rows()
+                host, pitch = address_of(bounced), fragment.width
+            device = slot.staging.data_ptr() + fragment.start
+            self._gpu.to_device(host, pitch, device, fragment.width, fragment.planes, self._link.cuda_stream)
+
+    def _send(self, slot: Slot, batch: Batch) -> None:
+        for fragment in batch.fragments:
+            host, pitch = self._direct(fragment)
+            if host is None:
+                slot.owed.append(fragment)
+                host, pitch = address_of(slot.bounced(fragment)), fragment.width
+            device = slot.staging.data_ptr() + fragment.start
+            self._gpu.to_host(device, host, pitch, fragment.width, fragment.planes, self._link.cuda_stream)
+
+    def _direct(self, fragment: Fragment) -> tuple[int | None, int]:
+        """(where the fragment's first wanted byte is, its pitch) if the GPU can reach it."""
+        block = fragment.piece.block
+        address = address_of(block)
+        if not self._host.is_registered(address, block.nbytes):
+            return None, 0
+        return address + fragment.host_start, fragment.pitch

@@ -1,0 +1,97 @@
+"""One registration's GPU memory: its planes as tables on the GPU, and the kernel compiled for each layer group."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from kvblend.v1 import common_pb2 as common
+from services.common.errors import KvblendError
+from services.gpu_agent.devices.base import Piece, Watch
+from services.gpu_agent.devices.cuda.batches import Batches, Packed
+from services.gpu_agent.devices.cuda.gpu import Gpu
+from services.gpu_agent.devices.cuda.ipc import OpenedHandles
+from services.gpu_agent.devices.cuda.lane import MAX_PAIRS, Lane, Launch
+from services.gpu_agent.devices.cuda.planes import Constants, constants, plane_table
+from services.gpu_agent.layouts import Layout
+from services.gpu_agent.rope import RopeSpec
+
+DTYPES: dict[int, torch.dtype] = {
+    common.DTYPE_FLOAT32: torch.float32,
+    common.DTYPE_FLOAT16: torch.float16,
+    common.DTYPE_BFLOAT16: torch.bfloat16,
+}
+
+_NO_ROPE = RopeSpec(common.ROPE_STYLE_NONE, 0, np.empty(0, np.float64))
+
+
+# kernels.start, or what does the same on a CPU.
+Start = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Packed, tuple[int, int], Constants, bool], None]
+
+
+class CudaKvMemory:
+    """Closes `opened` with itself."""
+
+    def __init__(
+        self, gpu: Gpu, start: Start, opened: OpenedHandles, layout: Layout, inbound: Lane, outbound: Lane
+    ) -> None:
+        self.layout = layout
+        self.mapped_bytes = opened.mapped_bytes
+        self._gpu = gpu
+        self._start = start
+        self._opened = opened
+        self._inbound = inbound
+        self._outbound = outbound
+        self._dtype = DTYPES[layout.dtype]
+        self._tables = [plane_table(layout, group, opened.starts) for group in range(len(layout.groups))]
+        self._gpu_tables = [gpu.upload(torch.from_numpy(table)) for table in self._tables]
+
+    def scatter(self, group: int, pieces: Sequence[Piece], rope: RopeSpec, watch: Watch) -> None:
+        self._run(self._inbound, group, pieces, rope, watch)
+
+    def gather(self, group: int, pieces: Sequence[Piece], watch: Watch) -> None:
+        self._run(self._outbound, group, pieces, _NO_ROPE, watch)
+
+    def _run(self, lane: Lane, group: int, pieces: Sequence[Piece], rope: RopeSpec, watch: Watch) -> None:
+        self._gpu.enter()
+        batches = self.batches(group, rope, lane.slot_bytes)
+        lane.run(batches.of(pieces), self.launch(group, rope, gather=lane is self._outbound), watch)
+
+    def _constants(self, group: int, rope: RopeSpec) -> Constants:
+        return constants(self.layout, group, rope, self._tables[group])
+
+    def batches(self, group: int, rope: RopeSpec, slot_bytes: int) -> Batches:
+        return Batches(self.layout.groups[group], rope, slot_bytes, self._constants(group, rope).tile_tokens)
+
+    def launch(self, group: int, rope: RopeSpec, *, gather: bool) -> Launch:
+        """What starts the kernel; a gather rotates nothing."""
+        known, planes = self._constants(group, rope), self._gpu_tables[group]
+        # By slot: what is done for every batch delays its copy.
+        views: dict[int, torch.Tensor] = {}
+
+        def launch(staging: torch.Tensor, tables: torch.Tensor, packed: Packed, grid: tuple[int, int]) -> None:
+            view = views.get(id(staging))
+            if view is None:
+                view = views[id(staging)] = staging.view(self._dtype)
+            self._start(view, planes, tables, packed, grid, known, gather)
+
+        return launch
+
+    def prepare(self, ropes: Sequence[RopeSpec]) -> None:
+        """Compiles and loads the kernels."""
+        self._gpu.enter()
+        for group, rope in enumerate(ropes):
+            if len(rope.inv_freq) > MAX_PAIRS:
+                raise KvblendError(
+                    "LAYOUT_UNKNOWN", f"a head rotates {len(rope.inv_freq)} pairs; {MAX_PAIRS} are allowed"
+                )
+            self._inbound.warm(self.launch(group, rope, gather=False))
+            self._outbound.warm(self.launch(group, _NO_ROPE, gather=True))
+
+    def check(self) -> None:
+        """What was opened stays valid until it is closed, whatever the engine does."""
+
+    def close(self) -> None:
+        self._gpu.enter()
+        self._gpu_tables.clear()
+        self._opened.close()

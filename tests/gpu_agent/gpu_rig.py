@@ -1,0 +1,123 @@
+"""An engine whose KV tensors are in this process's GPU memory, and an agent with the cuda device."""
+
+import importlib.util
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from math import prod
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+from agent_rig import Rig
+from engine_memory import DTYPES, EngineMemory, model_space
+from processes import Stack
+
+from kvblend.client import KvblendClient
+from kvblend.cuda_memory import cuda_handle
+from kvblend.layouts import KvShape, buffer_shapes
+from kvblend.v1 import agent_pb2 as pb
+from kvblend.v1 import common_pb2 as common
+
+_USABLE = torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
+needs_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not _USABLE, reason="needs an NVIDIA GPU, a CUDA build of torch, and Triton (make test-gpu)"),
+]
+
+
+class GpuMemory(EngineMemory):
+    """The same buffers in GPU memory."""
+
+    def __init__(self, arrangement: str, shape: KvShape, seed: int = 0) -> None:
+        self.arrangement = arrangement
+        self.shape = shape
+        self.dtype = DTYPES[shape.dtype]
+        self.shapes = buffer_shapes(arrangement, shape)
+        generator = torch.Generator("cuda").manual_seed(seed)
+        self.tensors = [
+            torch.randn(prod(dims), generator=generator, device="cuda").to(self.dtype) for dims in self.shapes
+        ]
+        torch.cuda.synchronize()
+
+    def _tensors(self) -> list[torch.Tensor]:
+        return [tensor.view(dims) for tensor, dims in zip(self.tensors, self.shapes, strict=True)]
+
+    @property
+    def handles(self) -> list[pb.DeviceHandle]:
+        return [cuda_handle(tensor.data_ptr(), tensor.nbytes) for tensor in self.tensors]
+
+    def read(self, slots: list[int]) -> torch.Tensor:
+        return super().read(slots).cpu()
+
+    def write(self, slots: list[int], values: torch.Tensor) -> None:
+        super().write(slots, values.cuda())
+        torch.cuda.synchronize()
+
+    def snapshot(self) -> list[bytes]:
+        return [tensor.view(torch.uint8).cpu().numpy().tobytes() for tensor in self.tensors]
+
+    def close(self) -> None:
+        self.tensors = []
+
+
+class GpuRig(Rig):
+    """A rig with an arrangement and a rope of its own."""
+
+    def __init__(self, target: str, arrangement: str, shape: KvShape, rope: common.Rope, seed: int) -> None:
+        super().__init__(target, shape=KvShape(1, 1, 8, 1, 1, common.DTYPE_FLOAT32))
+        self.engine.close()
+        self.engine = GpuMemory(arrangement, shape, seed)
+        self.space = model_space(shape, rope)
+
+
+class GpuStack(Stack):
+    def start_agent(self, name: str = "agent", *more: str) -> None:
+        flags = ["--store", self.target("store"), "--name", name, "--heartbeat-seconds", "0.2", "--device", "cuda"]
+        self.start(name, "services.gpu_agent", *flags, *more)
+
+    def gpu_rig(self, arrangement: str, shape: KvShape, rope: common.Rope, seed: int = 0, **changes: Any) -> GpuRig:
+        """Registered, its rope proven."""
+        rig = GpuRig(self.target("agent"), arrangement, shape, rope, seed)
+        self._rigs.append(rig)
+        rig.register(**changes)
+        return rig
+
+    def start_agent_in_container(self) -> None:
+        """In PID, IPC, network and mount namespaces of its own, with a /dev/shm of its own: it is process 1 there."""
+        unshare = ["unshare", "--ipc", "--net", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc"]
+        own_shm = ["sh", "-c", 'mount -t tmpfs none /dev/shm && exec "$@"', "sh"]
+        service = [sys.executable, "-m", "services.gpu_agent", "--listen", self.target("agent"), "--device", "cuda"]
+        flags = ["--store", self.target("store"), "--name", "agent", "--heartbeat-seconds", "0.2"]
+        with (self.directory / "agent.log").open("ab") as log:
+            command = [*unshare, *own_shm, *service, *flags, "--drain-seconds", "0", "--staging-mib", "1"]
+            self._processes["agent"] = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def wait_agent(self) -> None:
+        """Until the agent has a session with the store."""
+        client = KvblendClient(self.target("agent"), "waiting")
+        give_up_at = time.monotonic() + 90
+        while not any(ready for _, ready, _ in client.ping().dependencies):
+            assert not self._ended("agent"), (self.directory / "agent.log").read_text()[-3000:]
+            assert time.monotonic() < give_up_at, (self.directory / "agent.log").read_text()[-3000:]
+            time.sleep(0.1)
+        client.close()
+
+    def _ended(self, name: str) -> bool:
+        return self._processes[name].poll() is not None
+
+
+@contextmanager
+def gpu_stack(arena_mib: int, *agent_flags: str, matcher: bool = True) -> Iterator[GpuStack]:
+    with TemporaryDirectory(prefix="kvb-", dir="/dev/shm") as directory:
+        with closing(GpuStack(Path(directory), arena_mib)) as stack:
+            if matcher:
+                stack.start_matcher()
+            stack.start_store()
+            stack.start_agent("agent", *agent_flags)
+            stack.wait_agent()
+            yield stack

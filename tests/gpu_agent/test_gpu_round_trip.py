@@ -1,0 +1,170 @@
+"""Text goes from one engine's GPU memory through store and agent, all processes of their own, to another's."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+import pytest
+import torch
+import xxhash
+from agent_rig import INSTANCE, encode, outcomes, ranges
+from gpu_rig import GpuRig, GpuStack, gpu_stack, needs_gpu
+from test_round_trip import ROPES, TOLERANCE, check_moved
+
+from kvblend.layouts import ARRANGEMENTS, KvShape
+from kvblend.v1 import agent_pb2 as pb
+from kvblend.v1 import common_pb2 as common
+from kvblend.v1 import store_pb2 as store
+
+pytestmark = needs_gpu
+
+SEEDS = count(1)
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[GpuStack]:
+    with gpu_stack(256, "--staging-mib", "1") as running:
+        yield running
+
+
+@dataclass(frozen=True)
+class Case:
+    arrangement: str = "paged_nhd"
+    target: str = "paged_nhd"
+    dtype: common.Dtype = common.DTYPE_BFLOAT16
+    rope: str = "neox"
+    layers: int = 3
+    heads: int = 2
+    head_size: int = 16
+    block_tokens: int = 4
+    tokens: int = 69
+    # Tokens that a prompt has in front of the stored text.
+    shift: int = 37
+
+
+def shape_of(case: Case, arrangement: str, slots: int) -> KvShape:
+    if arrangement == "contiguous":
+        return KvShape.contiguous(case.layers, case.heads, case.head_size, slots, case.dtype)
+    blocks = -(-slots // case.block_tokens)
+    return KvShape(case.layers, case.heads, case.head_size, blocks, case.block_tokens, case.dtype)
+
+
+def slot_map(rig: GpuRig, seed: int) -> tuple[pb.SlotMap, list[int]]:
+    """Every block in a random order, and the slot of each position."""
+    shape = rig.engine.shape
+    table = np.random.default_rng(seed).permutation(shape.blocks).tolist()
+    slots = [block * shape.block_tokens + place for block in table for place in range(shape.block_tokens)]
+    return pb.SlotMap(block_ids=encode(table)), slots
+
+
+def check_case(stack: GpuStack, case: Case) -> None:
+    seed = next(SEEDS)
+    rope = ROPES[case.rope](case.head_size)
+    source = stack.gpu_rig(case.arrangement, shape_of(case, case.arrangement, case.tokens), rope, seed)
+    if rope.inv_freq:
+        source.prove_rope()
+    text = np.random.default_rng(seed).integers(0, 50_000, case.tokens).tolist()
+    table, slots = slot_map(source, seed)
+    original = source.engine.read(slots[: case.tokens])
+    answer = source.store(
+        text,
+        table,
+        kind=store.STORE_KIND_DOCUMENT,
+        document=store.DocumentOptions(document=f"d{seed}"),
+    )
+    assert {name for name, _ in outcomes(answer)} == {"STORED"}
+
+    length = case.shift + case.tokens + 5
+    target = stack.gpu_rig(case.target, shape_of(case, case.target, length), rope, seed + 1)
+    if rope.inv_freq:
+        target.prove_rope()
+    prompt = [*range(60_000, 60_000 + case.shift), *text, *range(70_000, 70_005)]
+    table, slots = slot_map(target, seed + 1)
+    before = target.engine.snapshot()
+    old = target.engine.read(slots[:length])
+    found = target.lookup(prompt, f"r{seed}", at_least=[answer.position])
+    covered = [(0, 0, found.prefix_tokens)] if found.prefix_tokens else []
+    covered += [(item.query_position, item.stored_position, item.length) for item in found.segments]
+    assert sum(size for _, _, size in covered) >= case.tokens - 32
+    response = target.retrieve(table, f"r{seed}")
+    assert not response.failed
+    assert sum(end - first for first, end in ranges(response.written)) == sum(size for _, _, size in covered)
+    for query, stored, size in covered:
+        places = slots[query : query + size]
+        kv = target.engine.read(places)
+        check_moved(kv, original[:, :, stored : stored + size], rope, query - stored, TOLERANCE[kv.dtype])
+        target.engine.write(places, old[:, :, query : query + size])
+    assert target.engine.snapshot() == before, "a slot outside the request was written"
+    for rig in (source, target):
+        rig.close()
+
+
+@pytest.mark.parametrize("arrangement", sorted(ARRANGEMENTS))
+@pytest.mark.parametrize("shift", [0, 37])
+def test_every_arrangement(stack: GpuStack, arrangement: str, shift: int) -> None:
+    check_case(stack, Case(arrangement=arrangement, target=arrangement, shift=shift))
+
+
+@pytest.mark.parametrize("rope", sorted(ROPES))
+@pytest.mark.parametrize("dtype", [common.DTYPE_FLOAT32, common.DTYPE_FLOAT16, common.DTYPE_BFLOAT16])
+def test_every_rope_and_dtype(stack: GpuStack, rope: str, dtype: common.Dtype) -> None:
+    check_case(stack, Case(rope=rope, dtype=dtype, target="paged_hnd"))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(heads=3, head_size=80),
+        Case(heads=1, head_size=256, block_tokens=1),
+        Case(heads=8, head_size=128, layers=8, block_tokens=16, tokens=331, shift=4001),
+        Case(heads=5, head_size=24, rope="neox partial", target="contiguous"),
+        Case(heads=8, head_size=128, layers=40, block_tokens=16, tokens=100, dtype=common.DTYPE_FLOAT32),
+    ],
+    ids=["odd heads", "one wide head", "far", "24 elements", "objects larger than a slot"],
+)
+def test_shapes_of_models(stack: GpuStack, case: Case) -> None:
+    check_case(stack, case)
+
+
+def test_the_layout_is_proven_by_a_pattern(stack: GpuStack) -> None:
+    case = Case()
+    rig = stack.gpu_rig("paged_hnd", shape_of(case, "paged_hnd", case.tokens), ROPES["neox"](16), next(SEEDS))
+    table, slots = slot_map(rig, 5)
+    bits = rig.engine.read(slots[:21]).contiguous().view(torch.uint8).numpy()
+    right = xxhash.xxh3_64_intdigest(bits.tobytes())
+    for checksum, proven in ((right, True), (right ^ 1, False)):
+        request = pb.ProveLayoutRequest(
+            instance_id=INSTANCE,
+            slots=table,
+            tokens=21,
+            expected_checksums=np.array([checksum], "<u8").tobytes(),
+        )
+        assert rig.call("ProveLayout", request).proven == proven
+
+
+def test_the_agent_waits_for_the_engines_event(stack: GpuStack) -> None:
+    """KV that the GPU has yet to write when the store is asked for."""
+    case = Case(tokens=64)
+    rig = stack.gpu_rig("paged_nhd", shape_of(case, "paged_nhd", 64), ROPES["neox"](16), next(SEEDS))
+    table, slots = slot_map(rig, 6)
+    event = torch.cuda.Event(interprocess=True)
+    # Its first use loads the kernel, which waits for everything else.
+    for tensor in rig.engine.tensors:
+        tensor.fill_(1.0)
+    event.record()
+    torch.cuda.synchronize()
+    torch.cuda._sleep(1_000_000_000)
+    for tensor in rig.engine.tensors:
+        tensor.fill_(3.0)
+    event.record()
+    assert not event.query()
+    text = list(range(80_000, 80_064))
+    done = pb.Event(kind=pb.EVENT_KIND_CUDA_IPC, handle=event.ipc_handle())
+    assert {name for name, _ in outcomes(rig.store(text, table, event=done))} == {"STORED"}
+    for tensor in rig.engine.tensors:
+        tensor.zero_()
+    torch.cuda.synchronize()
+    assert rig.lookup([*text, 1], "event").prefix_tokens == 64
+    assert not rig.retrieve(table, "event").failed
+    assert (rig.engine.read(slots[:64]) == 3.0).all()
