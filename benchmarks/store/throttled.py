@@ -28,7 +28,7 @@ from kvblend.v1 import store_pb2, store_pb2_grpc
 from services.store.tiers.redis import MIB
 
 _ARENA_BYTES = 480 * MIB
-_DEADLINE = 10.0
+DEADLINE = 10.0
 _START_SECONDS = 60.0
 # Prompts at each speed that only show the store how fast L2 is now.
 _WARM_UP = 5
@@ -143,7 +143,7 @@ def _measure(engine: ModelledEngine, prompts: Sequence[Tokens], wire: Wire, rate
 
 def _ask(engine: ModelledEngine, prompt: Tokens, rate: int) -> tuple[float, float, float]:
     """(time to the first token over plain prefill, share reused, ms of the lookup)."""
-    found = engine.find(prompt, rate, _DEADLINE)
+    found = engine.find(prompt, rate, DEADLINE)
     count = len(prompt)
     time.sleep(_BUSY_SECONDS)
     ratio = found.ttft(count, rate) / (count / rate)

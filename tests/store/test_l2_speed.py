@@ -111,13 +111,20 @@ def test_one_slow_sample_among_many_does_not_decide_but_ends_trust(speed: Speed,
     for _ in range(5):
         speed.measure(MIB, lambda: spend(clock, 0.01))
     assert speed.steady
-    speed.measure(MIB, lambda: spend(clock, 0.03))
-    assert speed.pace is not None
-    assert 0.01 / MIB < speed.pace < 0.03 / MIB
+    speed.measure(MIB, lambda: spend(clock, 0.5))
+    assert speed.pace == pytest.approx(0.01 / MIB)
     assert not speed.steady
     for _ in range(3):
         speed.measure(MIB, lambda: spend(clock, 0.01))
     assert speed.steady
+
+
+def test_a_tier_that_became_slow_is_known_to_be_after_three(speed: Speed, clock: Clock) -> None:
+    for _ in range(9):
+        speed.measure(MIB, lambda: spend(clock, 0.01))
+    for _ in range(3):
+        speed.measure(MIB, lambda: spend(clock, 0.4))
+    assert speed.pace == pytest.approx(0.4 / MIB)
 
 
 @pytest.mark.parametrize(("latency", "streams"), [(0.0, 2), (0.001, 2), (0.015, 3), (0.035, 5), (10.0, 8)])

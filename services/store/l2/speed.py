@@ -3,19 +3,21 @@
 Transfers share the way to the tier, so each is charged only its share of the time that it took: with n of them
 running, a second is 1/n second of each. What a transfer took beyond the tier's latency, so shared, over its bytes is
 one sample of the pace. Transfers that still run count, too: one that should long have been done says that the tier has
-become slow before it says anything else. An estimate that is a second old is no longer smoothed, the next sample
-replaces it: a tier that recovered is believed at once. It is relied on (`steady`) once a few transfers in a row have
-taken about the time that was expected, or less.
+become slow before it says anything else. An estimate is the median of the latest samples, so that one hiccup decides
+nothing; when they are a second old the next sample replaces them: a tier that recovered is believed at once. It is
+relied on (`steady`) once a few transfers in a row have taken about the time that was expected, or less.
 """
 
 import math
+import statistics
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-_SMOOTHING = 0.3
+_SAMPLES = 5
 _FRESH_SECONDS = 1.0
 # Of a transfer's time, what is never taken for latency.
 _LEAST_SHARE = 0.1
@@ -27,12 +29,14 @@ _STEADY_FACTOR = 2.0
 class _Estimate:
     def __init__(self) -> None:
         self.value: float | None = None
+        self._samples: deque[float] = deque(maxlen=_SAMPLES)
         self._at = 0.0
 
     def add(self, sample: float, now: float) -> None:
-        stale = self.value is None or now - self._at > _FRESH_SECONDS
-        self.value = sample if stale or self.value is None else self.value + _SMOOTHING * (sample - self.value)
-        self._at = now
+        if now - self._at > _FRESH_SECONDS:
+            self._samples.clear()
+        self._samples.append(sample)
+        self.value, self._at = statistics.median(self._samples), now
 
 
 @dataclass(eq=False)
