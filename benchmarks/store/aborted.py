@@ -194,8 +194,8 @@ def _wait_until_quiet(running: Services) -> dict[str, int]:
 
 def targets(section: dict[str, Any]) -> list[Target]:
     del section
-    names = ("leases", "reserved_bytes", "quarantined_bytes", "used_bytes_after_clear")
+    left = ("leases", "reserved_bytes", "quarantined_bytes", "used_bytes_after_clear")
     return [
-        at_least("requests aborted at random", _REQUESTS, lambda figures: figures["requests"]),
-        *(at_most(f"{name} left by them", 0, itemgetter(name)) for name in names),
+        at_least("requests aborted at random", _REQUESTS, itemgetter("requests")),
+        *(at_most(f"{name} left by them", 0, itemgetter(name)) for name in left),
     ]

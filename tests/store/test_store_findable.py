@@ -72,8 +72,6 @@ class Scene:
         self.agents: list[Agent] = []
         self.deaths = 0
         self.start()
-        # Else a checkpoint would tell the matcher everything, whatever is published.
-        self.wait_until_told()
 
     def start(self, failpoints: str = "") -> None:
         self.close_agents()
@@ -140,9 +138,11 @@ class Scene:
 
     def stop_matcher(self) -> None:
         self.matcher.process.send_signal(signal.SIGSTOP)
-        for _ in range(3):
-            self.put()
-        self.matcher.process.send_signal(signal.SIGCONT)
+        try:
+            for _ in range(3):
+                self.put()
+        finally:
+            self.matcher.process.send_signal(signal.SIGCONT)
 
     # What is there, and what is found.
 
@@ -183,7 +183,7 @@ class Scene:
 
     def wait_until_told(self) -> None:
         """The log has everything: only then may the two be compared."""
-        limit = time.monotonic() + 60
+        limit = time.monotonic() + 150  # The matcher may have to compile first.
         while True:
             with suppress(grpc.RpcError):
                 ping = self.agents[0].call("PingStore")
@@ -211,6 +211,8 @@ def scene(directory: Path, seed: int, kind: str = "store") -> Iterator[Scene]:
         stack.callback(zygote.close)
         made = Scene(directory, random.Random(seed), zygote.spawner(kind))
         stack.callback(made.close)
+        # Else a checkpoint would tell the matcher everything, whatever is published.
+        made.wait_until_told()
         yield made
 
 
