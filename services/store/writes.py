@@ -139,13 +139,12 @@ class Writes:
         elif any(key in self._writing for key in missing):
             self._join(missing, promise)
             grant.outcome, grant.reason = store_pb2.CHUNK_OUTCOME_BEING_WRITTEN, pb.REASON_BEING_WRITTEN
-        elif full or not self._take_blocks(reservation, space, rank, wish, missing, promise):
+        elif full or not (taken := self._take_blocks(reservation, space, rank, wish, missing, promise)):
             grant.reason = pb.REASON_NO_SPACE
         else:
             grant.outcome = store_pb2.CHUNK_OUTCOME_GRANTED
-            headers = [header for header, item in reservation.items.items() if item.key.chunk == wish.key]
             grant.places.extend(
-                self._state.pool.place(header, reservation.items[header].key.group) for header in headers
+                self._state.pool.place(header, key.group) for header, key in zip(taken, missing, strict=True)
             )
         return grant
 
@@ -188,10 +187,10 @@ class Writes:
         space: ResolvedSpace,
         rank: pb.Rank,
         wish: Wish,
-        missing: Iterable[ObjectKey],
+        missing: Sequence[ObjectKey],
         promise: Promise,
-    ) -> bool:
-        """A block for each object, or none at all."""
+    ) -> list[int]:
+        """Headers of a block for each object, in order, or none at all."""
         state = self._state
         passage("reserve.chunk")
         taken: list[int] = []
@@ -205,11 +204,11 @@ class Writes:
                 for other in taken:
                     self._forget_item(reservation.items.pop(other))
                     state.pool.free(other)
-                return False
+                return []
             taken.append(header)
             item = _Item(key, meta, state.pool.headers.generation(header))
             reservation.items[header] = self._writing[key] = item
-        return True
+        return taken
 
     def _forget_item(self, item: _Item) -> None:
         del self._writing[item.key]
