@@ -159,13 +159,15 @@ class Writes:
         elif any(key in self._writing for key in missing):
             self._join(missing, promise)
             grant.outcome, grant.reason = store_pb2.CHUNK_OUTCOME_BEING_WRITTEN, pb.REASON_BEING_WRITTEN
-        elif full or (full := self._take_blocks(reservation, space, rank, wish, missing, promise)):
+        elif full:
             grant.reason = full
         else:
+            taken, grant.reason = self._take_blocks(reservation, space, rank, wish, missing, promise)
+            if grant.reason:
+                return grant
             grant.outcome = store_pb2.CHUNK_OUTCOME_GRANTED
-            headers = [header for header, item in reservation.items.items() if item.key.chunk == wish.key]
             grant.places.extend(
-                self._state.pool.place(header, reservation.items[header].key.group) for header in headers
+                self._state.pool.place(header, key.group) for header, key in zip(taken, missing, strict=True)
             )
         return grant
 
@@ -211,10 +213,10 @@ class Writes:
         space: ResolvedSpace,
         rank: pb.Rank,
         wish: Wish,
-        missing: Iterable[ObjectKey],
+        missing: Sequence[ObjectKey],
         promise: Promise,
-    ) -> pb.Reason:
-        """A block for each object; or none at all, and why."""
+    ) -> tuple[list[int], pb.Reason]:
+        """Headers of a block for each object, in order; or none at all, and why."""
         state = self._state
         passage("reserve.chunk")
         taken: list[int] = []
@@ -232,13 +234,13 @@ class Writes:
                 for other in taken:
                     self._forget_item(reservation.items.pop(other))
                     state.pool.free(other)
-                return state.usage.why_refused(meta.tenant, size, meta.pinned)
+                return [], state.usage.why_refused(meta.tenant, size, meta.pinned)
             taken.append(header)
             size = state.pool.headers.get(header, "capacity_bytes")
             item = _Item(key, meta, state.pool.headers.generation(header), size)
             reservation.items[header] = self._writing[key] = item
             state.usage.reserve(meta.tenant, size, meta.pinned)
-        return pb.REASON_UNSPECIFIED
+        return taken, pb.REASON_UNSPECIFIED
 
     def _forget_item(self, item: _Item) -> None:
         """It is no longer being written."""

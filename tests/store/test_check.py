@@ -11,6 +11,7 @@ from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import store_pb2
 from services.common.arena_format import BlockState, SessionFile, meta_offset
 from services.common.errors import KvblendError
+from services.common.tokens import encode_u32
 from services.store.blocks import Writer
 from services.store.check.checks import Checks
 from services.store.check.stopped import check_stopped
@@ -266,15 +267,19 @@ def test_a_check_without_time_says_so_for_every_part(store: LocalStore) -> None:
 # Matchers.
 
 
+def found_at(position: int, length: int) -> Segment:
+    return Segment(position, 0, length, chain_hashes=bytes(32), chunk_lengths=encode_u32([length]))
+
+
 def test_chunks_that_matchers_do_not_find_are_told_again(shm_dir: Path) -> None:
     matcher = FakeMatcher()
     local = LocalStore(shm_dir, pages=256, matcher=matcher)
     local.put(local.space(), text(1, 3 * CHUNK + 2))
     length = 3 * CHUNK
-    matcher.segments = [Segment(0, 0, length)]
+    matcher.segments = [found_at(0, length)]
     assert found(local) == {}
     assert len(matcher.requests[0].tokens) == 4 * length, "all whole chunks in one question"
-    matcher.segments = [Segment(0, 0, CHUNK)]
+    matcher.segments = [found_at(0, CHUNK)]
     assert found(local) == {}, "asked alone, each chunk is found"
     matcher.segments = []
     assert found(local) == {"LOG_LACKS": (3, 0)}

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def until(condition: Callable[[], bool]) -> None:
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < limit, "it never happened"
         time.sleep(0.1)
