@@ -9,8 +9,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -24,6 +26,7 @@ _NEEDED = ("grpcio", "protobuf", "numpy", "blake3", "numba", "pydantic-settings"
 _FOR_DEMO = ("torch", "transformers", "accelerate", "gguf")
 _TESTED_PYTHONS = ((3, 11), (3, 12))
 _GIB = 1 << 30
+_REDIS_SECONDS = 4.0
 # An engine's memory, and the arena of the demo's services: named after the process that owns them.
 _OWNED = re.compile(r"kvblend-(?:local-)?(\d+)-")
 
@@ -151,15 +154,38 @@ def check_redis(url: str) -> list[Finding]:
 
 
 def _try_redis(url: str) -> Finding:
-    import redis
+    from redis import ResponseError
 
+    from services.common.redis_connection import LinkError, Options
+    from services.common.redis_url import parse_route
+
+    deadline = time.monotonic() + _REDIS_SECONDS
+    masters: list[Options] = []
     try:
-        with redis.Redis.from_url(url, socket_connect_timeout=2, socket_timeout=2) as client:
-            version = client.info("server")["redis_version"]
-    except (redis.RedisError, ValueError, OSError) as error:
+        for part in parse_route(url).layout(deadline):
+            if part.primary not in masters:
+                masters.append(part.primary)
+        found = [_redis_facts(options, deadline) for options in masters]
+    except (LinkError, ResponseError, ValueError) as error:
         # Not the URL itself: it may hold a password.
         return Finding("Redis", FAIL, f"no answer: {error}", "start it, or correct --redis-url")
-    return Finding("Redis", OK, f"answers, version {version}")
+    versions = ", ".join(sorted({facts["redis_version"] for facts in found}))
+    text = f"answers, version {versions}" if len(found) == 1 else f"{len(found)} masters answer, version {versions}"
+    if any(facts["maxmemory"] != "0" and facts["maxmemory_policy"] == "noeviction" for facts in found):
+        return Finding("Redis", WARN, f"{text}; once full it takes nothing new", "maxmemory-policy allkeys-lru")
+    return Finding("Redis", OK, text)
+
+
+def _redis_facts(options: dict[str, Any], deadline: float) -> dict[str, str]:
+    from services.common.redis_connection import dial
+
+    connection = dial(options, deadline)
+    try:
+        connection.until(deadline)
+        lines = connection.call("INFO").decode("utf-8", "replace").splitlines()
+    finally:
+        connection.close()
+    return {name: value for name, colon, value in (line.partition(":") for line in lines) if colon}
 
 
 def check_model(folder: Path) -> list[Finding]:

@@ -47,9 +47,16 @@ class Plan:
     redis_url: str = ""
     device: str = "cpu"
     extra: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    # Where the matcher is, if it is another node's.
+    matcher: str = ""
 
     def target(self, service: str) -> str:
-        return target_of(self.listen[service])
+        return self.matcher if service == "matcher" and self.matcher else target_of(self.listen[service])
+
+    @property
+    def services(self) -> list[str]:
+        """What runs here, in start order."""
+        return [service for service in SERVICES if service != "matcher" or not self.matcher]
 
     def flags(self, service: str) -> list[str]:
         """What follows `python -m services.X`."""
@@ -77,7 +84,8 @@ class LocalServices:
     """The three services, supervised, on unix sockets. When the `with` block ends everything is gone except what is in
     a `run_dir` that was given (see Plan).
 
-    `with LocalServices() as services:` starts them and waits until they are ready.
+    `with LocalServices() as services:` starts them and waits until they are ready. `matcher`: gRPC target of another
+    node's matcher, then none is started here.
     The first start of a version compiles its kernels, for up to a minute on two busy cores.
     Raises StartFailed (a setting was refused, say) or TimeoutError.
     """
@@ -90,6 +98,7 @@ class LocalServices:
         chunk_tokens: int = 256,
         redis_url: str | None = None,
         name: str | None = None,
+        matcher: str = "",
         device: str = "cpu",
         extra: Mapping[str, Sequence[str]] | None = None,
         backoff: Backoff | None = None,
@@ -111,8 +120,9 @@ class LocalServices:
             redis_url=redis_url or "",
             device=device,
             extra=extra or {},
+            matcher=matcher,
         )
-        self._peers = {service: Peer(service, self.plan.target(service)) for service in SERVICES}
+        self._peers = {service: Peer(service, self.plan.target(service)) for service in self.plan.services}
         specs = make_specs(self.plan, self._peers)
         self._supervisor = Supervisor(specs, backoff=backoff, on_change=on_change)
 
@@ -176,9 +186,9 @@ class LocalServices:
 
 
 def make_specs(plan: Plan, peers: Mapping[str, Peer]) -> list[Spec]:
-    """The three processes in start order."""
-    is_ready: dict[str, Callable[[], bool]] = {service: peers[service].is_ready for service in SERVICES}
+    """The processes in start order."""
+    is_ready: dict[str, Callable[[], bool]] = {service: peers[service].is_ready for service in plan.services}
     # They start together, and the store is first to look: without this, `ping` right behind "ready" would complain.
     store = peers["store"]
     is_ready["store"] = lambda: store.is_ready() and store.has_met_matcher()
-    return [Spec(service, plan.command(service), plan.output(service), is_ready[service]) for service in SERVICES]
+    return [Spec(service, plan.command(service), plan.output(service), is_ready[service]) for service in plan.services]

@@ -118,6 +118,25 @@ def ping(
 
 
 @app.command()
+def check(
+    store: Store = STORE_LISTEN,
+    arena: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Check a stopped store instead, in its arena's directory.")
+    ] = None,
+    fix: Annotated[bool, typer.Option("--fix", help="Repair what disagrees.")] = False,
+    as_json: Json = False,
+    timeout: Annotated[float, typer.Option(min=1.0, metavar="SECONDS", help="Longest time for all of it.")] = 600.0,
+    token: Annotated[
+        str, typer.Option(envvar="KVBLEND_TOKEN", help="A bearer token for --fix, where the store knows tokens.")
+    ] = "",
+) -> None:
+    """Do the store's headers, bytes, matchers and Redis agree? Exit code 0 if so."""
+    from cli.check import run
+
+    raise typer.Exit(run(store, arena, fix=fix, as_json=as_json, timeout=timeout, token=token))
+
+
+@app.command()
 def doctor(
     redis_url: Annotated[
         str, typer.Option(metavar="URL", envvar="KVBLEND_STORE_REDIS_URL", help="A Redis or Valkey to try.")
@@ -129,6 +148,28 @@ def doctor(
     from cli.doctor import run
 
     raise typer.Exit(run(redis_url=redis_url, model=model, as_json=as_json))
+
+
+bench = typer.Typer(help="Questions about a workload that need no running service.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+
+@bench.callback()
+def _bench() -> None:
+    """Questions about a workload that need no running service."""
+
+
+@bench.command()
+def eviction(
+    traces: Annotated[list[Path], typer.Argument(metavar="TRACE...", help="JSON lines: timestamp (ms), hash_ids.")],
+    sizes: Annotated[str, typer.Option(metavar="PERCENT,...", help="Of the trace's different blocks.")] = "1,5,10,25",
+    policy: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Again for more; all by default.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Replay request traces through the store's eviction policies."""
+    from cli.bench.eviction import run
+
+    raise typer.Exit(run(traces, sizes, policy or [], as_json))
 
 
 def main() -> None:

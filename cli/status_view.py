@@ -44,7 +44,7 @@ def render(snapshot: Snapshot, height: int = 30) -> RenderableType:
     store, matcher, agent = (snapshot.stats(service) for service in ("store", "matcher", "agent"))
     sections = [_services(snapshot)]
     if store is not None:
-        sections += [_tiers(store), _reuse(store), _spaces(store, matcher)]
+        sections += [_tiers(store), _second_tier(store.l2), _reuse(store), _spaces(store, matcher)]
     sections += [_counts(store, matcher, agent), _latencies(snapshot)]
     sections = [section for section in sections if section.row_count]
     rows = sum(section.row_count + section.show_header for section in sections)
@@ -99,6 +99,23 @@ def _tiers(store: store_pb2.GetStoreStatsResponse) -> Table:
         gauge = Text.assemble(used, f" {share:4.0%}") if tier.capacity_bytes else Text("")
         name = _TIER_NAMES.get(tier.tier, str(tier.tier))
         table.add_row(name, format_bytes(tier.used_bytes), capacity, gauge, f"{tier.objects:,}", state)
+    return table
+
+
+def _second_tier(l2: store_pb2.SecondTierStats) -> Table:
+    """One row about what goes on between the arena and L2; none if nothing does."""
+    parts = [f"reads {format_bytes(l2.bytes_per_second)}/s"] if l2.bytes_per_second else []
+    counts = (
+        (l2.queued_writes, "to be written"),
+        (l2.dropped_writes, "put off"),
+        (l2.lost_writes, "never written"),
+        (l2.failed_writes, "writes failed"),
+    )
+    parts += [f"{count:,} {what}" for count, what in counts if count]
+    table = _table("", "")
+    table.show_header = False
+    if parts:
+        table.add_row("[dim]to and from L2[/]", ", ".join(parts))
     return table
 
 

@@ -1,6 +1,8 @@
 """What a lookup must reach, and its figures beside those of lmcache's server."""
 
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -27,26 +29,18 @@ def targets(sections: dict[str, Row], _facts: Row) -> Iterator[Row]:
 def _targets() -> Iterator[Target]:
     for tokens, bound in _LONGEST_MS.items():
         of_this = f"{tokens >> 10} K tokens, every chunk shifted, 1 engine"
-        yield at_most(
-            f"lookup, {of_this}, p50 ms",
-            bound,
-            lambda section, tokens=tokens: _full(section, tokens)["lookup"]["p50_ms"],
-        )
-        yield at_most(
-            f"ending it, {of_this}, p50 ms",
-            _LONGEST_END_MS,
-            lambda section, tokens=tokens: _full(section, tokens)["end"]["p50_ms"],
-        )
+        yield at_most(f"lookup, {of_this}, p50 ms", bound, partial(_median, tokens=tokens, of="lookup"))
+        yield at_most(f"ending it, {of_this}, p50 ms", _LONGEST_END_MS, partial(_median, tokens=tokens, of="end"))
     yield at_most("leases gone after the last end, slowest ms", _LONGEST_LEASES_MS, _slowest_leases)
 
 
-def _full(section: Row, tokens: int) -> Row:
+def _median(section: Row, tokens: int, of: str) -> Any:
     if section["quick"]:
         raise LookupError("it was run small")
-    return one(section["rows"], tokens=tokens, prompt=SHIFTED, engines=1)
+    return one(section["rows"], tokens=tokens, prompt=SHIFTED, engines=1)[of]["p50_ms"]
 
 
-def _slowest_leases(section: Row) -> float:
+def _slowest_leases(section: Row) -> Any:
     if section["quick"]:
         raise LookupError("it was run small")
     return max(row["leases_gone_ms"] for row in section["rows"])

@@ -35,7 +35,7 @@ class Services:
         agent = self.agent.GetAgentStats(agent_pb2.GetAgentStatsRequest(), timeout=_CALL_SECONDS)
         store = self.store.GetStoreStats(store_pb2.GetStoreStatsRequest(), timeout=_CALL_SECONDS)
         matcher = self.matcher.GetMatcherStats(matcher_pb2.GetMatcherStatsRequest(), timeout=_CALL_SECONDS)
-        found = {}
+        found: dict[str, float] = {}
         for service, answer in (("agent", agent), ("store", store), ("matcher", matcher)):
             found |= {f"{service} {item.name}": item.p50_ms for item in answer.latencies}
         return found

@@ -9,9 +9,18 @@ from types import ModuleType
 
 from benchmarks.common.command import Bench
 from benchmarks.common.targets import Row, entry
+from benchmarks.store import aborted, control, eviction, local, redis, sustained, throttled
 
 # Each has `run(quick, screen)`, its figures, and `targets(section)`, what they must reach.
-SECTIONS: dict[str, ModuleType] = {}
+SECTIONS: dict[str, ModuleType] = {
+    "local": local,
+    "control": control,
+    "redis": redis,
+    "throttled": throttled,
+    "aborted": aborted,
+    "eviction": eviction,
+    "sustained": sustained,
+}
 
 
 def _targets(sections: dict[str, Row], _facts: Row) -> Iterator[Row]:

@@ -6,17 +6,14 @@ its own memory), LMCache's C++ connector (TCP only, without checksums), and redi
 
 import mmap
 import shutil
-import socket
 import statistics
 import subprocess
-import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from functools import partial
-from pathlib import Path
 
 import redis
 import xxhash
@@ -24,6 +21,7 @@ import xxhash
 from benchmarks.common.processes import PEERS_PYTHON, Piped, piped
 from benchmarks.common.screen import Screen
 from benchmarks.common.targets import Row, Target, one
+from benchmarks.store.redis_process import running_redis
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import object_pb2
 from services.common.identity import OBJECT_FORMAT_VERSION
@@ -36,33 +34,14 @@ _TRANSPORTS = ("unix", "tcp")
 _OBJECTS_MIB = (1, 4, 8, 32)
 _PARTS_MIB = (1, 2, 4)
 # The tier's default.
-_PART_MIB = 1
+_PART_MIB = 2
 # What one contender writes and reads in one round.
 _VOLUME_MIB = 64
-_CALLERS = (1, 2, 4)
-_ROUNDS = (9, 1)
+_CALLERS = (1, 4)
+_WORKERS = (1, 2, 4)
+_ROUNDS = (7, 1)
 # Puts the volume there, gets it back.
 Pair = tuple[Callable[[], object], Callable[[], object]]
-
-
-@contextmanager
-def _server() -> Iterator[dict[str, str]]:
-    """URLs of a fresh server, by transport."""
-    with tempfile.TemporaryDirectory(prefix="kvb-bench-") as folder, ExitStack() as stack:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
-        path = f"{folder}/redis.sock"
-        command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--unixsocket", path]
-        command += ["--save", "", "--appendonly", "no", "--dir", folder]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        stack.callback(process.wait)
-        stack.callback(process.terminate)
-        give_up_at = time.monotonic() + _SECONDS
-        while not Path(path).exists():
-            if process.poll() is not None or time.monotonic() > give_up_at:
-                raise RuntimeError("redis-server did not start")
-            time.sleep(0.02)
-        yield {"unix": f"unix://{path}", "tcp": f"redis://127.0.0.1:{port}"}
 
 
 class _Arena:
@@ -177,6 +156,7 @@ def _contenders(
             stack.enter_context(closing(tier))
             for size in sizes:
                 if size < part:
+                    # One part of its own size: that is there already.
                     continue
                 for callers in _CALLERS:
                     row = {"contender": "kvblend", "transport": transport, "object_mib": size, "part_mib": part}
@@ -185,7 +165,7 @@ def _contenders(
                     found.append(({**row, "callers": callers}, pair))
     if peer is not None:
         for size in sizes[:2]:
-            for workers in _CALLERS:
+            for workers in _WORKERS:
                 row = {"contender": "LMCache", "transport": "tcp", "value_mib": size, "workers": workers}
                 found.append((row, _lmcache(peer, size * MIB, workers)))
     return found
@@ -194,7 +174,7 @@ def _contenders(
 def run(quick: bool, screen: Screen) -> Row:
     volume = (8 if quick else _VOLUME_MIB) * MIB
     with ExitStack() as stack:
-        urls = stack.enter_context(_server())
+        urls = stack.enter_context(running_redis())
         arena = _Arena(volume)
         peer = None
         if PEERS_PYTHON.exists():
@@ -262,11 +242,15 @@ def _all_at_least(name: str, bound: float, measure: Callable[[Row], dict[str, fl
 
 
 def _over_redis_py(figure: str, section: Row) -> dict[str, float]:
-    """By object size, in parts of the default size; redis-py has values of the same size."""
+    """By object size, in parts of the default size; redis-py has values of the parts' size."""
     rows = _full(section)
-    base = one(rows, contender="redis-py with hiredis", transport="unix", value_mib=_PART_MIB)[figure]
-    ours = partial(one, rows, contender="kvblend", transport="unix", part_mib=_PART_MIB, callers=1)
-    return {f"{size} MiB": ours(object_mib=size)[figure] / base for size in _OBJECTS_MIB}
+    ratios = {}
+    for size in _OBJECTS_MIB:
+        part = min(size, _PART_MIB)
+        ours = one(rows, contender="kvblend", transport="unix", object_mib=size, part_mib=part, callers=1)
+        theirs = one(rows, contender="redis-py with hiredis", transport="unix", value_mib=part)
+        ratios[f"{size} MiB"] = ours[figure] / theirs[figure]
+    return ratios
 
 
 def _over_lmcache(figure: str, section: Row) -> dict[str, float]:

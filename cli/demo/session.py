@@ -146,7 +146,7 @@ def _place(segment: Segment) -> SegmentPlace:
     return SegmentPlace(segment.query_position, segment.stored_position, segment.length, segment.document)
 
 
-def _segments(answer: Answer) -> tuple[Segment, ...]:
+def _segments(answer: Answer) -> Sequence[Segment]:
     return answer.lookup.segments if answer.lookup else ()
 
 

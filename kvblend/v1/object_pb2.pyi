@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ObjectMeta(_message.Message):
-    __slots__ = ("format_version", "space_id", "model_space_id", "tenant", "domain", "chain_hash", "previous_hash", "group", "rank", "tokens", "chunk_tokens", "stored_position", "context_class", "documents", "payload_bytes", "checksum", "groups", "ranks", "matchable", "expires_at", "pinned", "write_id", "parts")
+    __slots__ = ("format_version", "space_id", "model_space_id", "tenant", "domain", "chain_hash", "previous_hash", "group", "rank", "tokens", "chunk_tokens", "stored_position", "context_class", "documents", "payload_bytes", "checksum", "groups", "ranks", "matchable", "expires_at", "pinned", "write_id", "parts", "duplicate")
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     SPACE_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_SPACE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,7 @@ class ObjectMeta(_message.Message):
     PINNED_FIELD_NUMBER: _ClassVar[int]
     WRITE_ID_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
+    DUPLICATE_FIELD_NUMBER: _ClassVar[int]
     format_version: int
     space_id: bytes
     model_space_id: bytes
@@ -55,4 +56,5 @@ class ObjectMeta(_message.Message):
     pinned: bool
     write_id: str
     parts: int
-    def __init__(self, format_version: _Optional[int] = ..., space_id: _Optional[bytes] = ..., model_space_id: _Optional[bytes] = ..., tenant: _Optional[str] = ..., domain: _Optional[_Union[_common_pb2.Domain, str]] = ..., chain_hash: _Optional[bytes] = ..., previous_hash: _Optional[bytes] = ..., group: _Optional[int] = ..., rank: _Optional[_Union[_common_pb2.Rank, _Mapping]] = ..., tokens: _Optional[bytes] = ..., chunk_tokens: _Optional[int] = ..., stored_position: _Optional[int] = ..., context_class: _Optional[_Union[_common_pb2.ContextClass, str]] = ..., documents: _Optional[_Iterable[str]] = ..., payload_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., groups: _Optional[int] = ..., ranks: _Optional[int] = ..., matchable: bool = ..., expires_at: _Optional[float] = ..., pinned: bool = ..., write_id: _Optional[str] = ..., parts: _Optional[int] = ...) -> None: ...
+    duplicate: bool
+    def __init__(self, format_version: _Optional[int] = ..., space_id: _Optional[bytes] = ..., model_space_id: _Optional[bytes] = ..., tenant: _Optional[str] = ..., domain: _Optional[_Union[_common_pb2.Domain, str]] = ..., chain_hash: _Optional[bytes] = ..., previous_hash: _Optional[bytes] = ..., group: _Optional[int] = ..., rank: _Optional[_Union[_common_pb2.Rank, _Mapping]] = ..., tokens: _Optional[bytes] = ..., chunk_tokens: _Optional[int] = ..., stored_position: _Optional[int] = ..., context_class: _Optional[_Union[_common_pb2.ContextClass, str]] = ..., documents: _Optional[_Iterable[str]] = ..., payload_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., groups: _Optional[int] = ..., ranks: _Optional[int] = ..., matchable: bool = ..., expires_at: _Optional[float] = ..., pinned: bool = ..., write_id: _Optional[str] = ..., parts: _Optional[int] = ..., duplicate: bool = ...) -> None: ...

@@ -23,6 +23,14 @@ class ChunkOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CHUNK_OUTCOME_DECLINED: _ClassVar[ChunkOutcome]
     CHUNK_OUTCOME_STORED: _ClassVar[ChunkOutcome]
     CHUNK_OUTCOME_FAILED: _ClassVar[ChunkOutcome]
+
+class CheckPart(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CHECK_PART_UNSPECIFIED: _ClassVar[CheckPart]
+    CHECK_PART_BLOCKS: _ClassVar[CheckPart]
+    CHECK_PART_OBJECTS: _ClassVar[CheckPart]
+    CHECK_PART_LOG: _ClassVar[CheckPart]
+    CHECK_PART_L2: _ClassVar[CheckPart]
 STORE_KIND_UNSPECIFIED: StoreKind
 STORE_KIND_PROMPT: StoreKind
 STORE_KIND_DOCUMENT: StoreKind
@@ -33,6 +41,11 @@ CHUNK_OUTCOME_BEING_WRITTEN: ChunkOutcome
 CHUNK_OUTCOME_DECLINED: ChunkOutcome
 CHUNK_OUTCOME_STORED: ChunkOutcome
 CHUNK_OUTCOME_FAILED: ChunkOutcome
+CHECK_PART_UNSPECIFIED: CheckPart
+CHECK_PART_BLOCKS: CheckPart
+CHECK_PART_OBJECTS: CheckPart
+CHECK_PART_LOG: CheckPart
+CHECK_PART_L2: CheckPart
 
 class SessionRequest(_message.Message):
     __slots__ = ("session_id", "agent")
@@ -435,7 +448,7 @@ class GetStoreStatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStoreStatsResponse(_message.Message):
-    __slots__ = ("spaces", "tiers", "held_leases", "busy_leases", "reserved_objects", "quarantined_objects", "lookups", "requested_tokens", "prefix_hit_tokens", "segment_hit_tokens", "evicted_chunks", "stored_chunks", "outbox_events", "checksum_failures", "latencies", "position", "reserved_bytes", "quarantined_bytes")
+    __slots__ = ("spaces", "tiers", "held_leases", "busy_leases", "reserved_objects", "quarantined_objects", "lookups", "requested_tokens", "prefix_hit_tokens", "segment_hit_tokens", "evicted_chunks", "stored_chunks", "outbox_events", "checksum_failures", "latencies", "position", "reserved_bytes", "quarantined_bytes", "arena", "l2", "tenants")
     SPACES_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
     HELD_LEASES_FIELD_NUMBER: _ClassVar[int]
@@ -454,6 +467,9 @@ class GetStoreStatsResponse(_message.Message):
     POSITION_FIELD_NUMBER: _ClassVar[int]
     RESERVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     QUARANTINED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ARENA_FIELD_NUMBER: _ClassVar[int]
+    L2_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
     spaces: _containers.RepeatedCompositeFieldContainer[SpaceUsage]
     tiers: _containers.RepeatedCompositeFieldContainer[TierUsage]
     held_leases: int
@@ -472,7 +488,66 @@ class GetStoreStatsResponse(_message.Message):
     position: _common_pb2.StreamPosition
     reserved_bytes: int
     quarantined_bytes: int
-    def __init__(self, spaces: _Optional[_Iterable[_Union[SpaceUsage, _Mapping]]] = ..., tiers: _Optional[_Iterable[_Union[TierUsage, _Mapping]]] = ..., held_leases: _Optional[int] = ..., busy_leases: _Optional[int] = ..., reserved_objects: _Optional[int] = ..., quarantined_objects: _Optional[int] = ..., lookups: _Optional[int] = ..., requested_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., segment_hit_tokens: _Optional[int] = ..., evicted_chunks: _Optional[int] = ..., stored_chunks: _Optional[int] = ..., outbox_events: _Optional[int] = ..., checksum_failures: _Optional[int] = ..., latencies: _Optional[_Iterable[_Union[_common_pb2.LatencySummary, _Mapping]]] = ..., position: _Optional[_Union[_common_pb2.StreamPosition, _Mapping]] = ..., reserved_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ...) -> None: ...
+    arena: ArenaUsage
+    l2: SecondTierStats
+    tenants: _containers.RepeatedCompositeFieldContainer[TenantUsage]
+    def __init__(self, spaces: _Optional[_Iterable[_Union[SpaceUsage, _Mapping]]] = ..., tiers: _Optional[_Iterable[_Union[TierUsage, _Mapping]]] = ..., held_leases: _Optional[int] = ..., busy_leases: _Optional[int] = ..., reserved_objects: _Optional[int] = ..., quarantined_objects: _Optional[int] = ..., lookups: _Optional[int] = ..., requested_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., segment_hit_tokens: _Optional[int] = ..., evicted_chunks: _Optional[int] = ..., stored_chunks: _Optional[int] = ..., outbox_events: _Optional[int] = ..., checksum_failures: _Optional[int] = ..., latencies: _Optional[_Iterable[_Union[_common_pb2.LatencySummary, _Mapping]]] = ..., position: _Optional[_Union[_common_pb2.StreamPosition, _Mapping]] = ..., reserved_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., arena: _Optional[_Union[ArenaUsage, _Mapping]] = ..., l2: _Optional[_Union[SecondTierStats, _Mapping]] = ..., tenants: _Optional[_Iterable[_Union[TenantUsage, _Mapping]]] = ...) -> None: ...
+
+class SecondTierStats(_message.Message):
+    __slots__ = ("queued_writes", "written_chunks", "failed_writes", "dropped_writes", "lost_writes", "fetching_bytes", "fetched_chunks", "fetched_bytes", "bytes_per_second", "latency_us")
+    QUEUED_WRITES_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_WRITES_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_WRITES_FIELD_NUMBER: _ClassVar[int]
+    LOST_WRITES_FIELD_NUMBER: _ClassVar[int]
+    FETCHING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_US_FIELD_NUMBER: _ClassVar[int]
+    queued_writes: int
+    written_chunks: int
+    failed_writes: int
+    dropped_writes: int
+    lost_writes: int
+    fetching_bytes: int
+    fetched_chunks: int
+    fetched_bytes: int
+    bytes_per_second: int
+    latency_us: int
+    def __init__(self, queued_writes: _Optional[int] = ..., written_chunks: _Optional[int] = ..., failed_writes: _Optional[int] = ..., dropped_writes: _Optional[int] = ..., lost_writes: _Optional[int] = ..., fetching_bytes: _Optional[int] = ..., fetched_chunks: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., bytes_per_second: _Optional[int] = ..., latency_us: _Optional[int] = ...) -> None: ...
+
+class ArenaUsage(_message.Message):
+    __slots__ = ("whole_bytes", "partial_bytes", "rounding_bytes", "other_bytes", "free_bytes", "longest_free_bytes", "huge_page_bytes")
+    WHOLE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PARTIAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ROUNDING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OTHER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HUGE_PAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    whole_bytes: int
+    partial_bytes: int
+    rounding_bytes: int
+    other_bytes: int
+    free_bytes: int
+    longest_free_bytes: int
+    huge_page_bytes: int
+    def __init__(self, whole_bytes: _Optional[int] = ..., partial_bytes: _Optional[int] = ..., rounding_bytes: _Optional[int] = ..., other_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., longest_free_bytes: _Optional[int] = ..., huge_page_bytes: _Optional[int] = ...) -> None: ...
+
+class TenantUsage(_message.Message):
+    __slots__ = ("tenant", "bytes", "reserved_bytes", "pinned_bytes", "quota_bytes")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PINNED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    bytes: int
+    reserved_bytes: int
+    pinned_bytes: int
+    quota_bytes: int
+    def __init__(self, tenant: _Optional[str] = ..., bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., quota_bytes: _Optional[int] = ...) -> None: ...
 
 class SpaceUsage(_message.Message):
     __slots__ = ("space_id", "display_name", "tenant", "chunks", "bytes")
@@ -503,6 +578,44 @@ class TierUsage(_message.Message):
     ready: bool
     detail: str
     def __init__(self, tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., used_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., objects: _Optional[int] = ..., ready: bool = ..., detail: _Optional[str] = ...) -> None: ...
+
+class CheckStoreRequest(_message.Message):
+    __slots__ = ("fix",)
+    FIX_FIELD_NUMBER: _ClassVar[int]
+    fix: bool
+    def __init__(self, fix: bool = ...) -> None: ...
+
+class CheckStoreResponse(_message.Message):
+    __slots__ = ("part", "done", "total", "ended", "unfinished", "findings")
+    PART_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    UNFINISHED_FIELD_NUMBER: _ClassVar[int]
+    FINDINGS_FIELD_NUMBER: _ClassVar[int]
+    part: CheckPart
+    done: int
+    total: int
+    ended: bool
+    unfinished: str
+    findings: _containers.RepeatedCompositeFieldContainer[CheckFinding]
+    def __init__(self, part: _Optional[_Union[CheckPart, str]] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., ended: bool = ..., unfinished: _Optional[str] = ..., findings: _Optional[_Iterable[_Union[CheckFinding, _Mapping]]] = ...) -> None: ...
+
+class CheckFinding(_message.Message):
+    __slots__ = ("kind", "text", "remedy", "count", "fixed", "examples")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    REMEDY_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    FIXED_FIELD_NUMBER: _ClassVar[int]
+    EXAMPLES_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    text: str
+    remedy: str
+    count: int
+    fixed: int
+    examples: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, kind: _Optional[str] = ..., text: _Optional[str] = ..., remedy: _Optional[str] = ..., count: _Optional[int] = ..., fixed: _Optional[int] = ..., examples: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PingStoreRequest(_message.Message):
     __slots__ = ()

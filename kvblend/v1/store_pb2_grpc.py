@@ -101,6 +101,11 @@ class StoreServiceStub(object):
                 request_serializer=kvblend_dot_v1_dot_store__pb2.StoreServiceScoreRequest.SerializeToString,
                 response_deserializer=kvblend_dot_v1_dot_store__pb2.StoreServiceScoreResponse.FromString,
                 _registered_method=True)
+        self.CheckStore = channel.unary_stream(
+                '/kvblend.v1.StoreService/CheckStore',
+                request_serializer=kvblend_dot_v1_dot_store__pb2.CheckStoreRequest.SerializeToString,
+                response_deserializer=kvblend_dot_v1_dot_store__pb2.CheckStoreResponse.FromString,
+                _registered_method=True)
         self.GetStoreStats = channel.unary_unary(
                 '/kvblend.v1.StoreService/GetStoreStats',
                 request_serializer=kvblend_dot_v1_dot_store__pb2.GetStoreStatsRequest.SerializeToString,
@@ -206,6 +211,13 @@ class StoreServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CheckStore(self, request, context):
+        """Compares headers, blocks, bytes, the matchers' log and L2 with each other while the store runs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStoreStats(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -285,6 +297,11 @@ def add_StoreServiceServicer_to_server(servicer, server):
                     servicer.Score,
                     request_deserializer=kvblend_dot_v1_dot_store__pb2.StoreServiceScoreRequest.FromString,
                     response_serializer=kvblend_dot_v1_dot_store__pb2.StoreServiceScoreResponse.SerializeToString,
+            ),
+            'CheckStore': grpc.unary_stream_rpc_method_handler(
+                    servicer.CheckStore,
+                    request_deserializer=kvblend_dot_v1_dot_store__pb2.CheckStoreRequest.FromString,
+                    response_serializer=kvblend_dot_v1_dot_store__pb2.CheckStoreResponse.SerializeToString,
             ),
             'GetStoreStats': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStoreStats,
@@ -650,6 +667,33 @@ class StoreService(object):
             '/kvblend.v1.StoreService/Score',
             kvblend_dot_v1_dot_store__pb2.StoreServiceScoreRequest.SerializeToString,
             kvblend_dot_v1_dot_store__pb2.StoreServiceScoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckStore(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvblend.v1.StoreService/CheckStore',
+            kvblend_dot_v1_dot_store__pb2.CheckStoreRequest.SerializeToString,
+            kvblend_dot_v1_dot_store__pb2.CheckStoreResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -87,8 +87,16 @@ class _FileSource(PydanticBaseSettingsSource):
         return self._values
 
 
+def without_login(value: object) -> object:
+    """The value as it may be shown: of a URL no user, password or option."""
+    if isinstance(value, str) and "://" in value:
+        scheme, _, rest = value.partition("://")
+        return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
+    return value
+
+
 def _refuse(service: str, setting: str, value: object, allowed: str) -> NoReturn:
-    sys.exit(f"kvblend {service}: setting {setting} = {value!r} is refused: {allowed}")
+    sys.exit(f"kvblend {service}: setting {setting} = {without_login(value)!r} is refused: {allowed}")
 
 
 def _refuse_unknown_environment(settings_cls: type[S], prefix: str) -> None:

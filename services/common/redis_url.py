@@ -32,7 +32,7 @@ def parse_route(url: str, key: bytes = b"") -> Route:
     except ValueError:
         raise ValueError(_MISTAKEN) from None
     if parts.scheme not in SCHEMES:
-        raise ValueError(f"a Redis URL starts with one of {', '.join(f'{scheme}://' for scheme in SCHEMES)}")
+        raise ValueError(f"must start with {', '.join(f'{scheme}://' for scheme in SCHEMES)}")
     scheme, _, kind = parts.scheme.partition("+")
     if kind == "sentinel":
         return _sentinel_route(parts, scheme)

@@ -26,7 +26,7 @@ class LeasedObject(NamedTuple):
     """One object that the store has leased. `verify`: compare it with its checksum while copying."""
 
     place: store.ObjectPlace
-    domain: common.Domain
+    domain: int
     chain_hash: bytes
     tokens: int
     stored_position: int
@@ -102,12 +102,11 @@ class Plan:
 
     def unused(self) -> list[Ref]:
         """What was leased and does not serve the answer."""
-        refs = [ref for part in self._leased for ref in refs_of(part)]
-        if len(refs) == self.chunks * self._groups:
+        if sum(len(part.domains) for part in self._leased) == self.chunks * self._groups:
             # An object for each: looking at every one is not worth its time.
             return []
         used = {ref for use in self.uses for ref in use.refs()}
-        return [ref for ref in refs if ref not in used]
+        return [ref for part in self._leased for ref in refs_of(part) if ref not in used]
 
 
 def _check(summary: store.LookupSummary, tokens: int) -> int:

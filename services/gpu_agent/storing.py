@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import xxhash
@@ -46,6 +46,8 @@ class _Copy:
     grant: store.ChunkGrant
     # By layer group; groups that are stored already have none.
     blocks: dict[int, Bytes]
+    # Of the blocks, where the device computed them while copying.
+    checksums: dict[int, int] = field(default_factory=dict)
     reason: common.Reason = _GOOD
 
     @property
@@ -248,9 +250,11 @@ def _gather(
     written: dict[Ref, store.WrittenObject] = {}
     try:
         for group in range(len(instance.layout.groups)):
-            pieces = [_piece(copy, group, slots) for copy in copies if copy.good and group in copy.blocks]
-            if pieces:
-                memory.gather(group, pieces, call.watch)
+            wanted = [copy for copy in copies if copy.good and group in copy.blocks]
+            if wanted:
+                checksums = memory.gather(group, [_piece(copy, group, slots) for copy in wanted], call.watch)
+                for copy, checksum in zip(wanted, checksums or (), strict=bool(checksums)):
+                    copy.checksums[group] = checksum
         for copy in copies:
             if copy.good:
                 written.update(_seal(arena, copy))
@@ -275,7 +279,9 @@ def _seal(arena: Arena, copy: _Copy) -> dict[Ref, store.WrittenObject]:
     """Checksums of a chunk's objects, and whether the blocks were this reservation's to the end."""
     sealed = {}
     for place in copy.grant.places:
-        checksum = xxhash.xxh3_64_intdigest(copy.blocks[place.group].data)
+        checksum = copy.checksums.get(place.group)
+        if checksum is None:
+            checksum = xxhash.xxh3_64_intdigest(copy.blocks[place.group].data)
         sealed[ref_of(place)] = store.WrittenObject(
             object=store.ObjectRef(header=place.header, generation=place.generation), checksum=checksum
         )

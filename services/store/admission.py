@@ -35,9 +35,9 @@ class Admission:
         self._clock = clock
         self._offered: OrderedDict[tuple[bytes, int], float] = OrderedDict()
 
-    def admits(self, chain_hash: bytes, rank: int, from_segments: int, tokens: int, blended_bytes: int) -> bool:
-        """`blended_bytes`: what BLENDED chunks hold now. Ranks are counted apart, so that they agree."""
-        if 2 * from_segments < tokens:
+    def admits(self, chain_hash: bytes, rank: int, from_segments: int, tokens: int, duplicate_bytes: int) -> bool:
+        """`duplicate_bytes`: what such copies hold now. Ranks are counted apart, so that they agree."""
+        if not is_duplicate(from_segments, tokens):
             return True
         now = self._clock()
         offer = (chain_hash, rank)
@@ -46,7 +46,12 @@ class Admission:
         if len(self._offered) > _MAX_OFFERS:
             self._offered.popitem(last=False)
         again = before is not None and now - before <= self._window
-        return again and blended_bytes <= _DUPLICATES_SHARE * self._capacity
+        return again and duplicate_bytes <= _DUPLICATES_SHARE * self._capacity
+
+
+def is_duplicate(from_segments: int, tokens: int) -> bool:
+    """At least half of a chunk's tokens came from segments: its text is stored already."""
+    return 2 * from_segments >= tokens
 
 
 def cut(request: store_pb2.ReserveRequest, space: ResolvedSpace) -> list[ChainChunk]:
@@ -117,6 +122,7 @@ def wishes_of(
             groups=space.shape.groups,
             ranks=space.shape.ranks,
             matchable=not chunk.has_opaque_span and not space.shape.prefix_only,
+            duplicate=domain == pb.DOMAIN_BLENDED and is_duplicate(share, chunk.tokens),
         )
         wishes.append(Wish(chunk, ChunkKey(space.space_id, domain, chunk.chain_hash), info, declined))
     return wishes

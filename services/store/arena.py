@@ -22,6 +22,8 @@ from services.common.arena_format import (
     slab_path,
 )
 from services.common.logs import get_logger
+from services.store.memory import FileSystem, file_system, huge_page_bytes, reserve
+from services.store.numa import memory_nodes, placements
 
 _log = get_logger("arena")
 
@@ -34,27 +36,31 @@ def header_count(arena_bytes: int) -> int:
     return max(_MIN_HEADERS, arena_bytes // _BYTES_PER_HEADER)
 
 
-def catalog_bytes(arena_bytes: int) -> int:
-    return PAGE + -(-header_count(arena_bytes) * HEADER.itemsize // PAGE) * PAGE
+def catalog_bytes(arena_bytes: int, block_bytes: int = PAGE) -> int:
+    """Rounded up to `block_bytes`."""
+    return -(-(PAGE + header_count(arena_bytes) * HEADER.itemsize) // block_bytes) * block_bytes
 
 
 def refuse(setting: str, value: object, why: str) -> NoReturn:
     sys.exit(f"kvblend store: setting {setting} = {value!r} is refused: {why}")
 
 
-def check_room(directory: Path, arena_bytes: int, missing_bytes: int, free_bytes: int) -> None:
+def check_room(directory: Path, arena_bytes: int, slab_bytes: int, missing_bytes: int, system: FileSystem) -> None:
     """Exits with one line if the file system cannot hold what is still missing of the arena."""
-    if missing_bytes > free_bytes:
+    if slab_bytes % system.block_bytes:
         refuse(
             "arena_bytes",
             arena_bytes,
-            f"{missing_bytes} bytes are needed and the file system of {directory} has room for {free_bytes}",
+            f"slabs of {slab_bytes} bytes are not whole pages of {system.block_bytes}, as {system.kind} needs; "
+            "choose sizes that are multiples of it",
         )
-
-
-def _free_bytes(directory: Path) -> int:
-    system = os.statvfs(directory)
-    return system.f_bavail * system.f_frsize
+    if missing_bytes > system.free_bytes:
+        refuse(
+            "arena_bytes",
+            arena_bytes,
+            f"{missing_bytes} bytes are needed and the file system of {directory} ({system.kind}) has room for "
+            f"{system.free_bytes}",
+        )
 
 
 class Arena:
@@ -75,11 +81,14 @@ class Arena:
             (directory / "sessions").mkdir(parents=True, exist_ok=True)
             self._lock = self._take_lock()
             self.reattached, old_epoch = self._find_old()
+            self._system = file_system(directory)
             self._make_slabs()
             self._slabs = [self._map(slab_path(directory, slab)) for slab in range(self.slabs)]
             if not self.reattached:
                 self._make_catalog()
             self.catalog = self._map(catalog_path(directory))
+            # As they were found or made: the system may still change small ones into huge ones.
+            self.huge_page_bytes = huge_page_bytes(self._slab_paths())
         except OSError as error:
             refuse("arena_dir", str(directory), error.strerror or str(error))
         self._page: Any = check_file_header(self.catalog)
@@ -89,6 +98,14 @@ class Arena:
         # Never lower than a lost arena's epoch: a stream at an old epoch would be ignored by matchers.
         self.epoch = max(old_epoch + 1, time.time_ns() // 1_000_000)
         self._page["epoch"] = self.epoch
+        _log.info(
+            "arena mapped",
+            bytes=arena_bytes,
+            slabs=self.slabs,
+            file_system=self._system.kind,
+            huge_page_bytes=self.huge_page_bytes,
+            reattached=self.reattached,
+        )
 
     def _take_lock(self) -> int:
         fd = os.open(self.directory / "lock", os.O_CREAT | os.O_RDWR, 0o660)
@@ -131,18 +148,23 @@ class Arena:
         for path in self.directory.glob("catalog*"):
             path.unlink()
 
+    def _slab_paths(self) -> list[Path]:
+        return [slab_path(self.directory, slab) for slab in range(self.slabs)]
+
     def _make_slabs(self) -> None:
         missing = (self.slabs - self._whole_slabs()) * self.slab_bytes
         if not self.reattached:
-            missing += catalog_bytes(self._arena_bytes)
-        check_room(self.directory, self._arena_bytes, missing, _free_bytes(self.directory))
-        for slab in range(self.slabs):
-            _reserve_file(slab_path(self.directory, slab), self.slab_bytes)
+            missing += catalog_bytes(self._arena_bytes, self._system.block_bytes)
+        check_room(self.directory, self._arena_bytes, self.slab_bytes, missing, self._system)
+        nodes = placements(self.slabs, memory_nodes())
+        refused = [reserve(path, self.slab_bytes, node) for path, node in zip(self._slab_paths(), nodes, strict=True)]
+        for why in sorted({line for lines in refused for line in lines}):
+            _log.warning("the arena's memory lies where the system puts it", why=why)
 
     def _make_catalog(self) -> None:
         """Appears under its name only when whole: a start that was killed leaves no half catalog."""
         draft = self.directory / "catalog.new"
-        _reserve_file(draft, catalog_bytes(self._arena_bytes))
+        reserve(draft, catalog_bytes(self._arena_bytes, self._system.block_bytes))
         with draft.open("r+b") as file:
             data = mmap.mmap(file.fileno(), 0)
         page = np.frombuffer(data, FILE_HEADER, count=1)
@@ -164,12 +186,3 @@ class Arena:
         """After this nothing may change the arena. The maps go with the process: views may be alive."""
         self._page["clean"] = 1
         os.close(self._lock)
-
-
-def _reserve_file(path: Path, size: int) -> None:
-    """Every byte is allocated now: a sparse file would end in a bus error later."""
-    fd = os.open(path, os.O_CREAT | os.O_RDWR, 0o660)
-    try:
-        os.posix_fallocate(fd, 0, size)
-    finally:
-        os.close(fd)

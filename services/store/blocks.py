@@ -1,5 +1,6 @@
 """Blocks of the arena: an allocated place together with its header."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import xxhash
@@ -8,10 +9,16 @@ from google.protobuf.message import DecodeError
 from kvblend.v1 import object_pb2, store_pb2
 from services.common.arena_format import BlockState, meta_offset
 from services.common.failpoints import passage
+from services.common.logs import get_logger
 from services.store import names
-from services.store.allocator import Allocator, page_round
+from services.store.allocator import Allocator, Place, page_round
 from services.store.arena import Arena
 from services.store.headers import HeaderTable
+
+_log = get_logger("blocks")
+
+# Free space in pieces that is put up with: until there is so much of it, room is made in the policy's order.
+_SCATTERED_SHARE = 0.025
 
 
 @dataclass(frozen=True)
@@ -25,37 +32,53 @@ class Writer:
 class BlockPool:
     """Allocates, commits and frees blocks; not thread-safe."""
 
-    def __init__(self, arena: Arena, headers: HeaderTable, allocator: Allocator) -> None:
+    def __init__(self, arena: Arena, headers: HeaderTable, in_use: list[int]) -> None:
+        """`in_use`: headers of the blocks that exist already, apart from each other."""
         self._arena = arena
         self.headers = headers
-        self._allocator = allocator
+        # Where a block lies is also kept here: a damaged header must not free another's block.
+        self._header_at = {self._place_of(header): header for header in in_use}
+        claimed = [(*place, headers.get(header, "capacity_bytes")) for place, header in self._header_at.items()]
+        self.allocator = Allocator(arena.slabs, arena.slab_bytes, claimed)
 
     @property
     def used_bytes(self) -> int:
-        return self._allocator.used_bytes
+        return self.allocator.used_bytes
 
     @property
     def capacity_bytes(self) -> int:
-        return self._allocator.capacity_bytes
+        return self.allocator.capacity_bytes
 
     def fits_ever(self, payload_bytes: int, meta_bytes: int) -> bool:
-        return page_round(_block_bytes(payload_bytes, meta_bytes)) <= self._arena.slab_bytes
+        return block_bytes(payload_bytes, meta_bytes) <= self._arena.slab_bytes
 
     def reserve(self, payload_bytes: int, meta_bytes: int, writer: Writer) -> int | None:
         """Header of a new RESERVED block, or None if there is no room now."""
         if not self.headers.has_free:
             return None
-        size = _block_bytes(payload_bytes, meta_bytes)
-        place = self._allocator.allocate(size)
+        size = block_bytes(payload_bytes, meta_bytes)
+        place = self.allocator.allocate(size)
         if place is None:
             return None
-        return self.headers.take(*place, page_round(size), payload_bytes, writer.session, writer.reservation)
+        header = self.headers.take(*place, size, payload_bytes, writer.session, writer.reservation)
+        self._header_at[place] = header
+        return header
+
+    def in_the_way(self, payload_bytes: int, meta_bytes: int, cost: Callable[[int, int], float | None]) -> list[int]:
+        """Headers of blocks that should go for a new one because free space is in pieces; empty: it is not, or they
+        have to stay. `cost(header, bytes)` as for the allocator."""
+        size = block_bytes(payload_bytes, meta_bytes)
+        free = self.allocator.free_bytes - size
+        if not self.headers.has_free or free < _SCATTERED_SHARE * self.capacity_bytes:
+            return []
+        places = self.allocator.in_the_way(size, lambda place, taken: cost(self._header_at[place], taken))
+        return [self._header_at[place] for place in places]
 
     def commit(self, header: int, meta: object_pb2.ObjectMeta, flags: int) -> None:
         """The block's payload is complete: meta behind it, then the header, its state last."""
         data = meta.SerializeToString()
         payload = self.headers.get(header, "payload_bytes")
-        if _block_bytes(payload, len(data)) > self.headers.get(header, "capacity_bytes"):
+        if block_bytes(payload, len(data)) > self.headers.get(header, "capacity_bytes"):
             raise ValueError("the meta has grown since the block was reserved")
         passage("meta.write")
         self._view(header, meta_offset(payload), len(data))[:] = data
@@ -95,6 +118,29 @@ class BlockPool:
     def payload(self, header: int) -> memoryview:
         return self._view(header, 0, self.headers.get(header, "payload_bytes"))
 
+    def is_sound(self, header: int) -> bool:
+        """A header in use: its block is where it says, as large as it says."""
+        place, capacity = self._place_of(header), self.headers.get(header, "capacity_bytes")
+        mine = self._header_at.get(place) == header and self.allocator.size_of(*place) == capacity
+        return mine and self.headers.get(header, "payload_bytes") <= capacity
+
+    def is_ownerless(self, place: Place) -> bool:
+        """No header answers for the block at this place."""
+        header = self._header_at.get(place)
+        if header is None or self.headers.state_word(header) == BlockState.FREE:
+            return True
+        # Or that header has been freed and taken again since, for another place.
+        now = self._place_of(header)
+        return now != place and self._header_at.get(now) == header
+
+    def reclaim(self, place: Place) -> None:
+        """Frees a block that is ownerless."""
+        self._header_at.pop(place, None)
+        self.allocator.free(*place)
+
+    def _place_of(self, header: int) -> Place:
+        return self.headers.get(header, "slab"), self.headers.get(header, "offset")
+
     def _view(self, header: int, start: int, size: int) -> memoryview:
         return self._arena.view(self.headers.get(header, "slab"), self.headers.get(header, "offset") + start, size)
 
@@ -110,10 +156,15 @@ class BlockPool:
 
     def free(self, header: int) -> None:
         """Nobody may be writing into it, and no lease protects it."""
-        slab, offset = self.headers.get(header, "slab"), self.headers.get(header, "offset")
+        place = self._place_of(header)
         self.headers.free(header)
-        self._allocator.free(slab, offset)
+        if self._header_at.get(place) == header:
+            del self._header_at[place]
+            self.allocator.free(*place)
+        else:
+            _log.error("a header named a place that is not its own; kvblend check --fix frees its block", header=header)
 
 
-def _block_bytes(payload_bytes: int, meta_bytes: int) -> int:
-    return meta_offset(payload_bytes) + meta_bytes + names.ROOM_BYTES
+def block_bytes(payload_bytes: int, meta_bytes: int) -> int:
+    """What a block takes of the arena."""
+    return page_round(meta_offset(payload_bytes) + meta_bytes + names.ROOM_BYTES)

@@ -12,6 +12,7 @@ class Chunk:
     """A chunk with at least one committed object in the arena."""
 
     __slots__ = (
+        "complete",
         "documents",
         "expires_at",
         "in_l2",
@@ -22,6 +23,7 @@ class Chunk:
         "pinned",
         "protectors",
         "resident",
+        "size",
     )
 
     def __init__(self, key: ChunkKey, info: ChunkInfo) -> None:
@@ -29,6 +31,8 @@ class Chunk:
         self.info = info
         # (group, rank) -> header.
         self.objects: dict[tuple[int, int], int] = {}
+        # All of them are here.
+        self.complete = False
         # Every name that the text was stored under: clearing any of them clears it. ANY: and others.
         self.documents: set[str] = {info.document} if info.document else set()
         # Unix seconds; 0: never.
@@ -37,13 +41,12 @@ class Chunk:
         self.in_l2 = False
         # Leases and copies that forbid eviction.
         self.protectors = 0
+        # Seconds of the state's clock.
         self.last_used = 0.0
+        # Bytes of the arena.
+        self.size = 0
         # False once it has left the catalog: a late copy must not bring it back.
         self.resident = True
-
-    @property
-    def complete(self) -> bool:
-        return len(self.objects) == self.info.groups * self.info.ranks
 
     def usable(self, wall: float) -> bool:
         """It may be served at this Unix time."""
@@ -62,6 +65,9 @@ class Catalog:
     def __len__(self) -> int:
         return len(self._chunks)
 
+    def __contains__(self, key: ChunkKey) -> bool:
+        return key in self._chunks
+
     def __iter__(self) -> Iterator[Chunk]:
         return iter(self._chunks.values())
 
@@ -76,7 +82,7 @@ class Catalog:
         return self._by_header.get(header)
 
     def children(self, space_id: bytes, previous_hash: bytes) -> Iterable[Chunk]:
-        """Chunks that continue the chain after `previous_hash`, latest first."""
+        """Chunks of prompts that continue the chain after `previous_hash`, latest first."""
         return reversed(self._children.get((space_id, previous_hash), {}).values())
 
     def accepts(self, key: ChunkKey, info: ChunkInfo, group: int, rank: int) -> bool:
@@ -91,9 +97,11 @@ class Catalog:
         chunk = self._chunks.get(key)
         if chunk is None:
             chunk = self._chunks[key] = Chunk(key, info)
-            self._children.setdefault((key.space_id, info.previous_hash), {})[key] = chunk
+            if key.domain != pb.DOMAIN_SEGMENT:
+                self._children.setdefault((key.space_id, info.previous_hash), {})[key] = chunk
             self._chunks_of_space[key.space_id] += 1
         chunk.objects[group, rank] = header
+        chunk.complete = len(chunk.objects) == info.groups * info.ranks
         self._by_header[header] = chunk
         return chunk
 
@@ -103,6 +111,8 @@ class Catalog:
         self._chunks_of_space[chunk.key.space_id] -= 1
         for header in chunk.objects.values():
             del self._by_header[header]
+        if chunk.key.domain == pb.DOMAIN_SEGMENT:
+            return
         place = (chunk.key.space_id, chunk.info.previous_hash)
         siblings = self._children[place]
         del siblings[chunk.key]

@@ -4,7 +4,7 @@ from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import store_pb2
 from services.common.errors import KvblendError
 from services.common.identity import SPACE_ID_BYTES
-from services.store.l2 import L2
+from services.store.l2.second_tier import L2
 from services.store.state import StoreState
 from services.store.writes import Writes
 

@@ -22,8 +22,8 @@ class HeaderTable:
         self._columns: dict[str, Any] = {name: table[name] for name in HEADER.names or ()}
         self._generation = self._columns["generation"]
         self._state = self._columns["state"]
-        free = np.flatnonzero(self._state == BlockState.FREE)
-        self._free: list[int] = free[::-1].tolist()
+        self._free: list[int] = []
+        self.list_free_again()
 
     def get(self, header: int, column: str) -> int:
         return int(self._columns[column][header])
@@ -50,6 +50,15 @@ class HeaderTable:
 
     def set_state(self, header: int, state: BlockState) -> None:
         self._state[header] = state
+
+    def state_word(self, header: int) -> int:
+        """As `state`, of a header that may be damaged."""
+        return int(self._state[header])
+
+    def in_use(self) -> list[int]:
+        """Headers that are not free."""
+        found: list[int] = np.flatnonzero(self._state != BlockState.FREE).tolist()
+        return found
 
     def in_state(self, *states: BlockState) -> list[int]:
         found: list[int] = np.flatnonzero(np.isin(self._state, states)).tolist()
@@ -80,6 +89,14 @@ class HeaderTable:
         passage("header.reserved")
         self._state[header] = BlockState.RESERVED
         return header
+
+    def free_lists(self) -> tuple[list[int], list[int]]:
+        """Free headers as `take` knows them, and as their states say: the same, in another order."""
+        return list(self._free), np.flatnonzero(self._state == BlockState.FREE).tolist()
+
+    def list_free_again(self) -> None:
+        """From the states."""
+        self._free = np.flatnonzero(self._state == BlockState.FREE)[::-1].tolist()
 
     def free(self, header: int) -> None:
         """The generation goes first: whoever still reads the block learns that it is no longer theirs."""

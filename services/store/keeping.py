@@ -21,7 +21,7 @@ _SCRUB_BYTES = 256 << 20
 
 
 class Keeper:
-    """One thread. `failure` says why its last round failed: the store must not look well then."""
+    """One thread. `failure` says why its last round failed, or that it has ended: the store must not look well then."""
 
     def __init__(
         self,
@@ -42,9 +42,14 @@ class Keeper:
         self._high_bytes = high_bytes
         self._low_bytes = low_bytes
         self._request_ttl = request_ttl
-        self.failure = ""
+        self._failure = ""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="keeper", daemon=True)
+
+    @property
+    def failure(self) -> str:
+        ended = self._thread.ident is not None and not self._thread.is_alive()
+        return self._failure or ("its thread has ended" if ended else "")
 
     def start(self) -> None:
         self._thread.start()
@@ -57,9 +62,9 @@ class Keeper:
         while not self._stopping.wait(_EVERY_SECONDS):
             try:
                 self.step()
-                self.failure = ""
+                self._failure = ""
             except Exception as error:
-                self.failure = f"{type(error).__name__}: {error}"
+                self._failure = f"{type(error).__name__}: {error}"
                 _log.error("keeping failed", exc_info=error)
 
     def step(self) -> None:

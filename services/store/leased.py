@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from kvblend.v1 import store_pb2
 from services.common.columns import encode_u64
-from services.common.tokens import encode_u32
+from services.common.tokens import TOKEN_BYTES, encode_u32
 from services.store.catalog import Chunk
 from services.store.state import StoreState, rank_objects
 
@@ -19,7 +19,6 @@ def object_columns(state: StoreState, chunks: Sequence[Chunk], rank: int) -> sto
     groups = range(chunks[0].info.groups)
     keys = [chunk.key for chunk in of_object]
     infos = [chunk.info for chunk in of_object]
-    unverified = state.unverified
     return store_pb2.ObjectColumns(
         headers=encode_u32(headers),
         generations=encode_u64(generations),
@@ -29,8 +28,8 @@ def object_columns(state: StoreState, chunks: Sequence[Chunk], rank: int) -> sto
         groups=encode_u32(list(groups) * len(chunks)),
         chain_hashes=b"".join([key.chain_hash for key in keys]),
         domains=bytes([key.domain for key in keys]),
-        tokens=encode_u32([info.token_count for info in infos]),
+        tokens=encode_u32([len(info.tokens) // TOKEN_BYTES for info in infos]),
         stored_positions=encode_u32([info.stored_position for info in infos]),
         checksums=encode_u64(checksums),
-        verify=bytes([header in unverified for header in headers]) if unverified else bytes(len(headers)),
+        verify=state.must_verify(headers),
     )

@@ -43,8 +43,8 @@ class Objects:
     def cut(self, first: int, end: int) -> "Objects":
         if (first, end) == (0, len(self)):
             return self
-        columns = (self.chunks, self.headers, self.generations, self.sizes)
-        return Objects(*(column[first:end] for column in columns))
+        part = slice(first, end)
+        return Objects(self.chunks[part], self.headers[part], self.generations[part], self.sizes[part])
 
     def by_chunk(self) -> "Iterator[Objects]":
         first = 0

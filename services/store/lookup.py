@@ -1,8 +1,7 @@
 """The unified lookup: prefix and segments, from the arena and from L2, leased, within the caller's deadline."""
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import matcher_pb2, store_pb2
@@ -12,11 +11,11 @@ from services.store import segments
 from services.store.answers import Answer, Answers
 from services.store.changes import STORE_OWNER, Removed
 from services.store.cover import keys_of
-from services.store.l2 import L2, L2Chunk
+from services.store.l2.second_tier import L2
 from services.store.leased import object_columns
 from services.store.leases import HolderKey
 from services.store.matchers import Matchers
-from services.store.objects import ChunkKey
+from services.store.prefetch import Prefetch
 from services.store.query import Piece, Query
 from services.store.run import Run
 from services.store.state import StoreState
@@ -25,8 +24,6 @@ from services.store.state import StoreState
 _RESERVE = 0.1
 # Of the time left, what goes at most into waiting until the log has this store's own stream.
 _CATCH_UP_SHARE = 0.2
-
-_Fetches = dict[ChunkKey, "Future[bool]"]
 
 
 class Lookups:
@@ -69,12 +66,24 @@ class Lookups:
             yield self._follow(query, holder, answer, deadline)
             return
         with self.answers.leading(holder, query.digest, answer):
-            yield from self._lead(Run(self._state, query, holder), answer, at_least, deadline)
+            run = Run(self._state, query, holder)
+            if self._l2 is None:
+                yield from self._lead(run, answer, at_least, deadline, None)
+                return
+            with closing(Prefetch(self._l2, self._state, run, deadline)) as prefetch:
+                yield from self._lead(run, answer, at_least, deadline, prefetch)
 
     def end_request(self, session: bytes, request_id: str) -> None:
         self.answers.end_request(session, request_id)
         with self._state.lock:
             self._state.leases.end_request(session, request_id)
+        if self._l2 is not None:
+            self._l2.end_request(session, request_id)
+
+    def give_up(self, holder: HolderKey) -> None:
+        """The call that makes this holder's answer is gone: what it waits for is not fetched for it any more."""
+        if self._l2 is not None:
+            self._l2.fetches.give_up(holder)
 
     @contextmanager
     def _leasing(self, query: Query, holder: HolderKey) -> Iterator[None]:
@@ -101,18 +110,24 @@ class Lookups:
             return store_pb2.LookupResponse(objects=object_columns(state, here, holder.rank), summary=answer.summary)
 
     def _lead(
-        self, run: Run, answer: Answer, at_least: Sequence[pb.StreamPosition], deadline: float
+        self,
+        run: Run,
+        answer: Answer,
+        at_least: Sequence[pb.StreamPosition],
+        deadline: float,
+        prefetch: Prefetch | None,
     ) -> Iterator[store_pb2.LookupResponse]:
         with self._leasing(run.query, run.holder):
             run.extend_prefix()
-        fetches = self._fetch_prefix(run, deadline)
+        if prefetch is not None:
+            prefetch.ask()
         seen = self._match(run, at_least, deadline)
         with self._leasing(run.query, run.holder):
             absent = run.take_segments()
             objects, known = run.objects(), run.leased_keys
-        if self._l2 is not None and (fetches or absent):
+        if prefetch is not None and prefetch.wanted(absent):
             yield store_pb2.LookupResponse(objects=objects)
-            self._await_fetches(run, fetches, absent, deadline)
+            prefetch.fetch(absent)
             with self._leasing(run.query, run.holder):
                 run.extend_prefix()
                 absent = run.take_segments()
@@ -120,9 +135,14 @@ class Lookups:
         self._disown(run, absent, seen)
         with self._state.lock:
             summary = run.summary(self._epoch)
-            self._count(run, summary)
         answer.keys, answer.summary = run.leased_keys, summary
-        yield store_pb2.LookupResponse(objects=objects, summary=summary)
+        try:
+            yield store_pb2.LookupResponse(objects=objects, summary=summary)
+        finally:
+            # Also if the caller has what it wanted and hangs up: nobody waits for this.
+            with self._state.lock:
+                run.touch()
+                self._count(run, summary)
 
     def _count(self, run: Run, summary: store_pb2.LookupSummary) -> None:
         stats = self._state.stats
@@ -179,53 +199,6 @@ class Lookups:
         others = [position for position in at_least if position.store != self._store]
         return [*others, durable] if durable.sequence else others
 
-    # L2.
-
-    def _fetch_prefix(self, run: Run, deadline: float) -> _Fetches:
-        """Starts to fetch the chunks of the chain that only L2 has, up to the first that neither has."""
-        query, l2 = run.query, self._l2
-        following = [chunk for chunk in query.chain[run.whole_chunks :] if chunk.first < run.last_token]
-        if l2 is None or not following or run.full:
-            return {}
-        keys = [key for chunk in following for key in query.prefix_keys(chunk)]
-        with self._state.lock:
-            here = {key for key in keys if self._state.usable(key)}
-        there = l2.find(query.space, [key for key in keys if key not in here], self._left(deadline))
-        wanted: list[L2Chunk] = []
-        tokens = 0
-        for chunk in following:
-            names = query.prefix_keys(chunk)
-            if not here.isdisjoint(names):
-                continue
-            found = next((there[key] for key in names if key in there), None)
-            if found is None:
-                break
-            wanted.append(found)
-            tokens += chunk.tokens
-        return self._start(run, l2, wanted, tokens)
-
-    @staticmethod
-    def _start(run: Run, l2: L2, chunks: Sequence[L2Chunk], tokens: int) -> _Fetches:
-        """Starts them all, unless computing these tokens is expected to be done sooner."""
-        rate = run.query.prefill_tokens_per_second
-        if rate and l2.seconds_for(sum(chunk.size for chunk in chunks)) > tokens / rate:
-            run.missing.slow |= {chunk.key for chunk in chunks}
-            return {}
-        return {chunk.key: l2.fetch(chunk) for chunk in chunks}
-
-    def _await_fetches(self, run: Run, fetches: _Fetches, absent: Sequence[Piece], deadline: float) -> None:
-        """Waits for what is on its way, and for the segments' chunks. What is late stays for the next time."""
-        l2 = self._l2
-        if l2 is None:
-            return
-        keys = [key for key in keys_of(absent) if key not in fetches]
-        found = l2.find(run.query.space, keys, self._left(deadline))
-        tokens = sum(piece.length for piece in absent if piece.key in found)
-        fetches = {**fetches, **self._start(run, l2, list(found.values()), tokens)}
-        wait(fetches.values(), self._left(deadline))
-        run.from_l2 = {key for key, fetch in fetches.items() if fetch.done() and _landed(fetch)}
-        run.missing.late = {key for key, fetch in fetches.items() if not fetch.done()}
-
     def _disown(self, run: Run, absent: Sequence[Piece], seen: int) -> None:
         """Tells the matchers of claims that are not so."""
         keys = [key for key in keys_of(absent) if not run.missing.reason(key) and key not in run.from_l2]
@@ -237,7 +210,3 @@ class Lookups:
                     self._state.outbox.append(Removed(key, STORE_OWNER))
         if self._l2 is not None and keys:
             self._l2.disown(run.query.space, keys, seen)
-
-
-def _landed(fetch: "Future[bool]") -> bool:
-    return not fetch.cancelled() and fetch.exception() is None and fetch.result()

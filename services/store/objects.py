@@ -52,6 +52,8 @@ class ChunkInfo:
     groups: int
     ranks: int
     matchable: bool
+    # BLENDED, and at least half of its text is stored elsewhere.
+    duplicate: bool = False
 
     @property
     def token_count(self) -> int:
@@ -81,6 +83,7 @@ def info_of(meta: object_pb2.ObjectMeta) -> ChunkInfo:
         groups=meta.groups,
         ranks=meta.ranks,
         matchable=meta.matchable,
+        duplicate=meta.duplicate,
     )
 
 
@@ -106,4 +109,5 @@ def meta_of(key: ObjectKey, info: ChunkInfo, payload_bytes: int, checksum: int, 
         groups=info.groups,
         ranks=info.ranks,
         matchable=info.matchable,
+        duplicate=info.duplicate,
     )

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from services.store.admission import Admission
 from services.store.arena import Arena
 from services.store.catalog import Catalog
-from services.store.eviction import ChainedLru
+from services.store.eviction import FairShares, make_policy
 from services.store.keeping import Keeper
-from services.store.l2 import L2
+from services.store.l2.second_tier import L2, L2Options
+from services.store.l2.writing import WritePolicies
 from services.store.lookup import Lookups
 from services.store.matchers import Client, Matchers
 from services.store.recovery import open_pool, restore
@@ -16,6 +17,7 @@ from services.store.settings import StoreSettings
 from services.store.spaces import ModelSpaces
 from services.store.state import Clock, Outbox, StoreState
 from services.store.tiers.base import Tier
+from services.store.usage import Usage
 from services.store.writes import Writes
 
 
@@ -40,19 +42,28 @@ def make_state(settings: StoreSettings, arena: Arena, clock: Clock, l2_id: str) 
     found = open_pool(arena)
     catalog = Catalog()
     capacity = found.pool.capacity_bytes
+    usage = Usage(capacity, settings.tenant_quota_bytes, settings.pinned_share)
     state = StoreState(
         found.pool,
         catalog,
-        ChainedLru(catalog.children),
+        FairShares(
+            lambda: make_policy(settings.eviction_policy, catalog.children),
+            usage.total,
+            usage.quota,
+            capacity=capacity,
+            idle_seconds=settings.tenant_idle_seconds,
+        ),
+        usage,
         clock,
         lease_ttl=settings.lease_ttl_seconds,
         session_cap=int(settings.lease_session_share * capacity),
         tenant_cap=int(settings.lease_tenant_share * capacity),
         l2_id=l2_id,
+        verify_share=settings.verify_share,
     )
     sessions = Sessions(arena.directory, settings.session_grace_seconds, clock.now)
     writes = Writes(state, settings.reservation_ttl_seconds)
-    restore(found, arena, state, writes, sessions)
+    state.dropped_at_start = restore(found, arena, state, writes, sessions)
     return state, writes, sessions
 
 
@@ -68,17 +79,8 @@ def compose(
 ) -> Parts:
     """The parts around a state; nothing is started yet. `client`: None without matchers."""
     matchers = Matchers(client)
-    l2 = None
-    if tier is not None:
-        l2 = L2(
-            tier,
-            state,
-            write=settings.l2_write,
-            queue_chunks=settings.l2_queue_chunks,
-            threads=settings.l2_threads,
-            timeout=settings.l2_timeout_seconds,
-        )
-    state.connect(outbox, l2.offer if l2 is not None else lambda _: None)
+    l2 = L2(tier, state, _l2_options(settings, state)) if tier is not None else None
+    state.connect(outbox, l2.writing.offer if l2 else lambda _: None, l2.writing.spare if l2 else lambda _: False)
     lookups = Lookups(
         state,
         matchers,
@@ -108,4 +110,18 @@ def compose(
             low_bytes=int(settings.evict_to * capacity),
             request_ttl=settings.request_ttl_seconds,
         ),
+    )
+
+
+def _l2_options(settings: StoreSettings, state: StoreState) -> L2Options:
+    return L2Options(
+        policies=WritePolicies(settings.l2_documents, settings.l2_prompts, settings.l2_blended),
+        queue_chunks=settings.l2_queue_chunks,
+        write_threads=settings.l2_write_threads,
+        fetch_threads=settings.l2_threads,
+        fetch_bytes=int(settings.l2_fetch_share * state.pool.capacity_bytes),
+        fetched=settings.l2_fetched,
+        patience=settings.l2_patience,
+        steady_patience=max(settings.l2_patience, settings.l2_steady_patience),
+        timeout=settings.l2_timeout_seconds,
     )

@@ -96,6 +96,13 @@ class Publisher:
         """The change's sequence. The order of calls is kept."""
         return self._changes.append(change)
 
+    def tell_again(self, why: str) -> None:
+        """The log is told everything that is held, as after a loss."""
+        self._reset_why = why
+        with self._changes.changed:
+            self._trouble = self._trouble or _being_told(why)
+            self._changes.changed.notify_all()
+
     def position(self) -> pb.StreamPosition:
         """Position of the last change."""
         return pb.StreamPosition(store=self._store, epoch=self._epoch, sequence=self._changes.last)
@@ -259,3 +266,6 @@ class NoMatchers:
 
     def trouble(self) -> str:
         return ""
+
+    def tell_again(self, why: str) -> None:
+        """There is nobody to tell."""

@@ -3,17 +3,18 @@
 Committed objects are served again. Blocks whose writer may still be copying stay quarantined.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvblend.v1 import object_pb2
-from services.common.arena_format import FLAG_IN_L2, FLAG_PINNED, BlockState
+from services.common.arena_format import FLAG_IN_L2, FLAG_PINNED, PAGE, BlockState
 from services.common.failpoints import passage
 from services.common.identity import OBJECT_FORMAT_VERSION
 from services.common.logs import get_logger
-from services.store.allocator import Allocator
 from services.store.arena import Arena
 from services.store.blocks import BlockPool
+from services.store.check.kinds import HEADER_DAMAGED, META_DAMAGED, META_DISAGREES
 from services.store.headers import HeaderTable
 from services.store.objects import info_of, key_of
 from services.store.sessions import Sessions, is_held, sessions_on_disk
@@ -30,11 +31,14 @@ class Found:
     pool: BlockPool
     committed: list[int]
     written: list[int]
+    # Headers that nothing can be made of: in no state that there is, or in places that cannot be theirs.
+    misplaced: list[int]
 
 
 def open_pool(arena: Arena) -> Found:
     """Blocks in use get their places back; the others' headers are freed."""
     headers = HeaderTable(arena.catalog, arena.headers)
+    misplaced = [header for header in headers.in_use() if headers.state_word(header) not in set(BlockState)]
     for header in headers.in_state(BlockState.CONDEMNED):
         # Its readers compare epochs; nobody writes into it.
         headers.free(header)
@@ -47,13 +51,13 @@ def open_pool(arena: Arena) -> Found:
         else:
             kept.append(header)
     sound = list(_sound(arena, headers, kept))
-    for header in set(kept) - set(sound):
+    misplaced += sorted(set(kept) - set(sound))
+    for header in misplaced:
         _log.warning("header names a place that cannot be its own, dropped", header=header)
         headers.free(header)
-    places = [_place(headers, header) for header in sound]
-    pool = BlockPool(arena, headers, Allocator(arena.slabs, arena.slab_bytes, places))
+    pool = BlockPool(arena, headers, sound)
     committed = [header for header in sound if headers.state(header) == BlockState.COMMITTED]
-    return Found(pool, committed, sorted(set(sound) - set(committed)))
+    return Found(pool, committed, sorted(set(sound) - set(committed)), misplaced)
 
 
 def _place(headers: HeaderTable, header: int) -> tuple[int, int, int]:
@@ -61,16 +65,21 @@ def _place(headers: HeaderTable, header: int) -> tuple[int, int, int]:
 
 
 def _sound(arena: Arena, headers: HeaderTable, kept: list[int]) -> Iterator[int]:
-    """Headers whose blocks lie inside the arena and apart from each other."""
+    """Headers whose blocks are whole pages, inside the arena and apart from each other."""
     edge = (0, 0)
     for slab, offset, size, header in sorted((*_place(headers, header), header) for header in kept):
-        if slab < arena.slabs and size and offset + size <= arena.slab_bytes and (slab, offset) >= edge:
+        whole = size > 0 and not offset % PAGE and not size % PAGE
+        if whole and slab < arena.slabs and offset + size <= arena.slab_bytes and (slab, offset) >= edge:
             edge = (slab, offset + size)
             yield header
 
 
-def restore(found: Found, arena: Arena, state: StoreState, writes: Writes, sessions: Sessions) -> None:
-    """Fills catalog, quarantine and sessions. The state is connected afterwards: nothing is published here."""
+def restore(found: Found, arena: Arena, state: StoreState, writes: Writes, sessions: Sessions) -> Counter[str]:
+    """Fills catalog, quarantine and sessions: what had to be dropped, by the kind of damage.
+
+    The state is connected afterwards: nothing is published here.
+    """
+    dropped = Counter({HEADER_DAMAGED: len(found.misplaced)})
     for session_id in sessions_on_disk(arena.directory):
         sessions.adopt(session_id)
     headers = found.pool.headers
@@ -81,12 +90,14 @@ def restore(found: Found, arena: Arena, state: StoreState, writes: Writes, sessi
             passage("recovery.object")
             meta = found.pool.read_meta(header)
             if meta is None or not _restore_object(state, header, meta):
+                dropped[META_DAMAGED if meta is None else META_DISAGREES] += 1
                 _log.warning("committed object cannot be used, dropped", header=header)
                 found.pool.free(header)
             elif not arena.was_clean:
                 state.unverified.add(header)
     if found.committed or found.written:
         _log.info("arena found", committed=len(found.committed), quarantined=len(found.written), clean=arena.was_clean)
+    return +dropped
 
 
 def _restore_object(state: StoreState, header: int, meta: object_pb2.ObjectMeta) -> bool:
@@ -98,7 +109,8 @@ def _restore_object(state: StoreState, header: int, meta: object_pb2.ObjectMeta)
         return False
     chunk = state.adopt(key, header, meta)
     flags = state.pool.headers.get(header, "flags")
-    chunk.pinned = chunk.pinned or bool(flags & FLAG_PINNED)
+    if flags & FLAG_PINNED:
+        state.usage.pin(chunk)
     chunk.in_l2 = bool(flags & FLAG_IN_L2)
     state.set_expiry(chunk, state.pool.headers.expires_at(header))
     return True

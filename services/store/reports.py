@@ -26,6 +26,8 @@ def stats_of(parts: Parts, latencies: Sequence[pb.LatencySummary]) -> store_pb2.
     state, counts = parts.state, parts.state.stats
     tiers = _tiers(parts)
     with state.lock:
+        arena = state.arena_usage.message()
+        arena.huge_page_bytes = parts.arena.huge_page_bytes
         reserved, quarantined = parts.writes.reserved(), [*parts.writes.quarantined(), *state.condemned]
         return store_pb2.GetStoreStatsResponse(
             spaces=_spaces(parts),
@@ -46,7 +48,28 @@ def stats_of(parts: Parts, latencies: Sequence[pb.LatencySummary]) -> store_pb2.
             checksum_failures=counts.get("checksum_failures"),
             latencies=latencies,
             position=state.outbox.position(),
+            arena=arena,
+            l2=_second_tier(parts),
+            tenants=state.usage.report(),
         )
+
+
+def _second_tier(parts: Parts) -> store_pb2.SecondTierStats | None:
+    if parts.l2 is None:
+        return None
+    counts, speed = parts.state.stats, parts.l2.speed
+    return store_pb2.SecondTierStats(
+        queued_writes=parts.l2.writing.unwritten,
+        written_chunks=counts.get("l2_written_chunks"),
+        failed_writes=counts.get("l2_write_failures"),
+        dropped_writes=counts.get("l2_writes_dropped"),
+        lost_writes=counts.get("l2_writes_lost"),
+        fetching_bytes=parts.l2.fetches.wanted_bytes,
+        fetched_chunks=counts.get("l2_fetched_chunks"),
+        fetched_bytes=counts.get("l2_fetched_bytes"),
+        bytes_per_second=round(1 / speed.pace) if speed.pace else 0,
+        latency_us=round(1e6 * speed.latency),
+    )
 
 
 def _bytes_of(parts: Parts, headers: Iterable[int]) -> int:
@@ -58,14 +81,13 @@ def _spaces(parts: Parts) -> list[store_pb2.SpaceUsage]:
     chunks: dict[bytes, list[Chunk]] = {}
     for chunk in parts.state.catalog:
         chunks.setdefault(chunk.key.space_id, []).append(chunk)
-    sizes = parts.state.pool.headers
     return [
         store_pb2.SpaceUsage(
             space_id=space_id,
             display_name=parts.spaces.display_name(some[0].info.model_space_id),
             tenant=some[0].info.tenant,
             chunks=sum(chunk.complete for chunk in some),
-            bytes=sum(sizes.get(header, "capacity_bytes") for chunk in some for header in chunk.objects.values()),
+            bytes=sum(chunk.size for chunk in some),
         )
         for space_id, some in sorted(chunks.items())
     ]

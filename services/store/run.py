@@ -60,6 +60,11 @@ class Run:
         return self._prefix[-1].end if self._prefix else 0
 
     @property
+    def covered_tokens(self) -> int:
+        """Tokens that what is leased serves."""
+        return self.prefix_end + sum(piece.length for piece in self._served)
+
+    @property
     def last_token(self) -> int:
         """Position of the token that is always computed, for its logits."""
         return self.query.count - 1
@@ -86,7 +91,6 @@ class Run:
         edge = prefix.edge(self._state, self.query, self.whole_chunks)
         if edge is not None and self._lease([edge[1]]):
             self._prefix.append(edge[0])
-        self._state.touch([self._leased[piece.key] for piece in self._prefix])
 
     def _explain_break(self) -> None:
         """Chunks behind the break have a reason of their own only if L2 has them."""
@@ -116,8 +120,12 @@ class Run:
                 absent.append(claim)
             late = self.missing.reason(claim.key) if reason == pb.REASON_EVICTED else pb.REASON_UNSPECIFIED
             self._cover.explain(claim.position, claim.end, late or reason)
-        self._state.touch([self._leased[piece.key] for piece in self._served])
         return absent
+
+    def touch(self) -> None:
+        """What serves the answer was used; of the prefix as well as of the rest the last first."""
+        for pieces in (self._prefix, self._served):
+            self._state.touch([self._leased[piece.key] for piece in pieces])
 
     def objects(self, known: Iterable[ChunkKey] = ()) -> store_pb2.ObjectColumns:
         """Objects of the run's rank that are leased, but those of `known` chunks."""

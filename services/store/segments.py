@@ -15,7 +15,7 @@ from services.common.errors import KvblendError
 from services.common.identity import HASH_BYTES
 from services.common.tokens import TOKEN_BYTES, encode_u32
 from services.store.catalog import Chunk
-from services.store.objects import ChunkInfo, ChunkKey
+from services.store.objects import ChunkKey
 from services.store.query import Piece, Query
 from services.store.state import StoreState
 
@@ -80,32 +80,29 @@ def check(
     pieces: list[Piece] = []
     chunks: list[Chunk] = []
     refused: list[tuple[Piece, pb.Reason]] = []
+    classes, same_tokens = query.context_classes, query.data.startswith
     for claim, chunk in zip(claims, state.all_usable([claim.key for claim in claims]), strict=True):
         if chunk is None:
             known = state.catalog.get(claim.key)
             refused.append((claim, pb.REASON_INCOMPLETE_RANKS if known and not known.complete else pb.REASON_EVICTED))
-        elif reason := _hindrance(query, claim, chunk.info):
-            refused.append((claim, reason))
-            state.stats.add("false_claims", reason == pb.REASON_UNKNOWN_TEXT)
+            continue
+        info = chunk.info
+        position, _, offset, length, stored = claim
+        tokens, size = info.tokens, TOKEN_BYTES * length
+        if offset or size != len(tokens):
+            tokens = tokens[TOKEN_BYTES * offset : TOKEN_BYTES * offset + size]
+        if info.context_class not in classes:
+            refused.append((claim, pb.REASON_CONTEXT_CLASS_NOT_ALLOWED))
+        elif not info.matchable:
+            refused.append((claim, pb.REASON_OPAQUE_SPAN))
+        elif size != len(tokens) or not same_tokens(tokens, TOKEN_BYTES * position):
+            refused.append((claim, pb.REASON_UNKNOWN_TEXT))
+            state.stats.add("false_claims")
         else:
-            stored = chunk.info.stored_position + claim.offset
-            pieces.append(claim if claim.stored_position == stored else claim._replace(stored_position=stored))
+            origin = info.stored_position + offset
+            pieces.append(claim if stored == origin else claim._replace(stored_position=origin))
             chunks.append(chunk)
     return pieces, chunks, refused
-
-
-def _hindrance(query: Query, claim: Piece, info: ChunkInfo) -> pb.Reason:
-    """Why a chunk that is here may not serve the claim; REASON_UNSPECIFIED: it may."""
-    if info.context_class not in query.context_classes:
-        return pb.REASON_CONTEXT_CLASS_NOT_ALLOWED
-    if not info.matchable:
-        return pb.REASON_OPAQUE_SPAN
-    tokens = info.tokens
-    if claim.offset or TOKEN_BYTES * claim.length != len(tokens):
-        start = TOKEN_BYTES * claim.offset
-        tokens = tokens[start : start + TOKEN_BYTES * claim.length]
-    same = len(tokens) == TOKEN_BYTES * claim.length and query.data.startswith(tokens, TOKEN_BYTES * claim.position)
-    return pb.REASON_UNSPECIFIED if same else pb.REASON_UNKNOWN_TEXT
 
 
 def columns_of(pieces: Sequence[Piece], chunk_of: Mapping[ChunkKey, Chunk]) -> pb.SegmentColumns:

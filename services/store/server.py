@@ -3,6 +3,7 @@
 from contextlib import ExitStack, closing
 
 from kvblend.v1 import store_pb2_grpc
+from services.common.config import without_login
 from services.common.lifecycle import Boot
 from services.common.server import GrpcServer
 from services.common.tenants import TenantPolicy
@@ -28,11 +29,14 @@ def make_tier(settings: StoreSettings) -> Tier | None:
             settings.redis_url,
             key_prefix=settings.redis_key_prefix,
             ttl_seconds=settings.redis_ttl_seconds,
+            part_bytes=settings.redis_part_bytes,
+            connect_timeout=settings.redis_connect_seconds,
+            max_connections=settings.redis_connections,
+            half_open_seconds=settings.redis_retry_seconds,
             operation_timeout=settings.l2_timeout_seconds,
         )
     except ValueError as error:
-        # Without a password that it may have.
-        refuse("redis_url", settings.redis_url.rpartition("@")[2], str(error))
+        refuse("redis_url", without_login(settings.redis_url), str(error))
 
 
 def build(settings: StoreSettings, stack: ExitStack) -> GrpcServer:

@@ -14,6 +14,7 @@ from services.common.lifecycle import Boot
 from services.common.metrics import Latencies
 from services.common.tenants import TenantPolicy
 from services.store.admission import cut, wishes_of
+from services.store.check.checks import Checks
 from services.store.clearing import clear, validate_scope
 from services.store.keeping import copies_stopped
 from services.store.leases import HolderKey, Ref
@@ -35,6 +36,7 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):
         self._boot = boot
         self._tenants = tenants
         self._latencies = latencies
+        self._checks = Checks(parts)
 
     def _arena_info(self) -> store_pb2.ArenaInfo:
         arena = self._parts.arena
@@ -95,7 +97,9 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):
         space = self._space(request.space, context)
         query = make_query(request, space)
         holder = _holder(request.session_id, request.request, space.shape.rank_number(request.rank))
-        yield from self._parts.lookups.run(query, holder, request.at_least, _remaining(context))
+        lookups = self._parts.lookups
+        context.add_callback(lambda: lookups.give_up(holder))
+        yield from lookups.run(query, holder, request.at_least, _remaining(context))
 
     def BeginCopy(
         self, request: store_pb2.BeginCopyRequest, _context: grpc.ServicerContext
@@ -147,7 +151,7 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):
                 space,
                 chunks,
                 lambda chunk, share: parts.admission.admits(
-                    chunk.chain_hash, rank, share, chunk.tokens, state.blended_bytes
+                    chunk.chain_hash, rank, share, chunk.tokens, state.usage.duplicate_bytes
                 ),
             )
         options = request.document
@@ -195,6 +199,13 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):
                 tenants = {chunk.info.tenant for chunk in self._parts.state.catalog.matching(scope)}
             for tenant in tenants:
                 self._tenants.tenant_for(context, tenant)
+
+    def CheckStore(
+        self, request: store_pb2.CheckStoreRequest, context: grpc.ServicerContext
+    ) -> Iterator[store_pb2.CheckStoreResponse]:
+        if request.fix:
+            self._check_may_clear(pb.ClearScope(everything=True), context)
+        yield from self._checks.run(request.fix, lambda: _remaining(context) - _LEAST_SECONDS)
 
     def Score(
         self, request: store_pb2.StoreServiceScoreRequest, context: grpc.ServicerContext

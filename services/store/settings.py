@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 from typing import ClassVar, Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
@@ -11,6 +10,7 @@ from services.common.arena_format import PAGE
 from services.common.channels import target_of
 from services.common.config import ServiceSettings
 from services.common.identity import is_chunk_size
+from services.common.redis_url import parse_route
 
 _MIB = 1 << 20
 _GIB = 1 << 30
@@ -42,10 +42,10 @@ class StoreSettings(ServiceSettings):
         description="Bytes of KV to hold (L1). Reserved in full at start; refused if there is no room.",
     )
     slab_bytes: int = Field(
-        _GIB,
+        4 * _GIB,
         ge=256 << 10,
-        description="Bytes of one file of the arena at most; the largest object must fit. 1 to 4 GiB: few files, and "
-        "each can be bound to a NUMA node.",
+        description="Bytes of one file of the arena at most; the largest object must fit. 1 to 4 GiB: at a file's end "
+        "up to one object's room is lost, and each file can lie on a NUMA node of its own.",
     )
     chunk_tokens: int = Field(
         256, description="Tokens of a chunk for engines that name none: a power of two from 16 to 1024."
@@ -59,7 +59,11 @@ class StoreSettings(ServiceSettings):
         1.0, gt=0, le=60, description="Longest wait for a matcher in a lookup, whatever time the caller has left."
     )
     redis_url: str = Field(
-        "", description="redis://, rediss:// or unix:// address of L2 (Redis or Valkey); empty: no L2."
+        "",
+        description="L2 (Redis 6.2 or later, or Valkey): redis://[user:password@]host[:port][/database], "
+        "unix:///path, redis+sentinel://host,.../master or redis+cluster://host,...; rediss for TLS, with "
+        "?ssl_ca_certs=/path and, for a client certificate, &ssl_certfile=/path&ssl_keyfile=/path; empty: no L2. "
+        "The same text in every store that shares it.",
     )
     redis_key_prefix: str = Field(
         "kvblend:", description="In front of every key of L2; stores share objects only under the same prefix."
@@ -67,13 +71,68 @@ class StoreSettings(ServiceSettings):
     redis_ttl_seconds: int = Field(
         86_400, ge=1, description="Life of an object in L2: L2 must not fill up with what nobody asks for any more."
     )
-    l2_write: Literal["all", "documents", "none"] = Field(
-        "all", description="What is written through to L2: all, documents only, or none (L2 is only read)."
+    redis_part_bytes: int = Field(
+        2 * _MIB,
+        ge=_MIB,
+        le=4 * _MIB,
+        description="Objects lie in L2 in parts of at most so many bytes: Redis is slow with larger values.",
+    )
+    redis_connections: int = Field(
+        16,
+        ge=1,
+        le=1024,
+        description="Connections to each Redis server at most. It serves one after another: more only wait there.",
+    )
+    redis_connect_seconds: float = Field(
+        1.0, gt=0, le=60, description="Longest time to connect, TLS and login included, whatever a caller has left."
+    )
+    redis_retry_seconds: float = Field(
+        5.0,
+        gt=0,
+        le=300,
+        description="A Redis server that failed three times in a row is tried again after so long; until then what it "
+        "holds is a miss at once.",
+    )
+    l2_documents: Literal["through", "back", "none"] = Field(
+        "through",
+        description="Documents go to L2 when they are stored (through), when they are evicted (back), or never (none).",
+    )
+    l2_prompts: Literal["through", "back", "none"] = Field("through", description="The same of prompts.")
+    l2_blended: Literal["through", "back", "none"] = Field(
+        "none", description="The same of prompts' chunks that depend on reused segments: rarely worth the bytes."
     )
     l2_queue_chunks: int = Field(
-        1024, ge=1, le=1_000_000, description="Chunks that wait to be written to L2; more are dropped and counted."
+        1024,
+        ge=1,
+        le=1_000_000,
+        description="Chunks that wait to be written to L2; more are dropped, counted, and offered again later.",
     )
-    l2_threads: int = Field(4, ge=1, le=64, description="Fetches from L2 at once: a few fill one connection's host.")
+    l2_write_threads: int = Field(2, ge=1, le=16, description="Chunks written to L2 at once.")
+    l2_threads: int = Field(
+        8, ge=1, le=64, description="Chunks fetched from L2 at once, at most: as many as hide its latency are."
+    )
+    l2_fetch_share: float = Field(
+        0.25, gt=0, le=1, description="Share of the arena that may be on its way from L2 at once."
+    )
+    l2_fetched: Literal["kept", "temporary"] = Field(
+        "kept",
+        description="What was fetched stays in the arena (kept), or leaves with its last lease (temporary): for an "
+        "arena that is small beside what L2 holds.",
+    )
+    l2_patience: float = Field(
+        0.02,
+        ge=0,
+        le=1,
+        description="What a lookup loses to a slow L2 at most, as a share of the time in which the engine computes "
+        "what the arena lacks.",
+    )
+    l2_steady_patience: float = Field(
+        0.15,
+        ge=0,
+        le=1,
+        description="The same while L2 has been as fast as expected, if the first chunk needs so long to arrive: the "
+        "one prompt during which L2 becomes slow may lose this. 0: tiers that are far away help long prompts only.",
+    )
     l2_timeout_seconds: float = Field(5.0, gt=0, le=300, description="Longest transfer of one object from or to L2.")
     lease_ttl_seconds: float = Field(
         60.0,
@@ -94,6 +153,13 @@ class StoreSettings(ServiceSettings):
         le=1,
         description="Share of the arena that one tenant's leases may protect; more is answered as QUOTA.",
     )
+    verify_share: float = Field(
+        1 / 256,
+        ge=0,
+        le=1,
+        description="Share of leased objects whose readers compare their bytes with the checksum: memory that goes bad "
+        "is noticed. All are compared on the first read after a crash.",
+    )
     request_ttl_seconds: float = Field(
         600.0, gt=0, le=86_400, description="After this a request that was never ended is forgotten with its leases."
     )
@@ -111,6 +177,28 @@ class StoreSettings(ServiceSettings):
         ge=0,
         le=86_400,
         description="A blended prompt's chunk of known text is kept if offered twice within this.",
+    )
+    eviction_policy: Literal["density", "lru", "arc", "s3-fifo"] = Field(
+        "density",
+        description="What leaves first: density learns from the traffic how soon chunks return; the others are general "
+        "policies to compare with (kvblend bench eviction).",
+    )
+    tenant_quota_bytes: dict[str, int] = Field(
+        {},
+        description="Tenant (* for any other) -> bytes of the arena that it may hold: it loses chunks of its own for "
+        "more, and what then does not fit is answered as QUOTA. Empty: no quotas, only fair shares.",
+    )
+    tenant_idle_seconds: float = Field(
+        3_600.0,
+        gt=0,
+        description="A tenant that asked nothing for this long has no fair share: its chunks go before others'.",
+    )
+    pinned_share: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="Share of the arena, and of each tenant's quota, that pinned documents may hold; more is answered "
+        "as QUOTA. Pins must leave room for what nobody pinned.",
     )
     evict_above: float = Field(
         0.95,
@@ -153,9 +241,23 @@ class StoreSettings(ServiceSettings):
 
     @field_validator("redis_url")
     @classmethod
-    def _known_scheme(cls, value: str) -> str:
-        if value and urlsplit(value).scheme not in ("redis", "rediss", "unix"):
-            raise ValueError("must start with redis://, rediss:// or unix://, or be empty")
+    def _redis_route(cls, value: str) -> str:
+        if value:
+            parse_route(value)
+        return value
+
+    @field_validator("redis_key_prefix")
+    @classmethod
+    def _no_braces(cls, value: str) -> str:
+        if "{" in value or "}" in value:
+            raise ValueError("must not have braces: they say which part of a key chooses its slot")
+        return value
+
+    @field_validator("tenant_quota_bytes")
+    @classmethod
+    def _positive_quotas(cls, value: dict[str, int]) -> dict[str, int]:
+        if any(quota < 0 for quota in value.values()):
+            raise ValueError("quotas must be 0 or more bytes")
         return value
 
     @model_validator(mode="after")

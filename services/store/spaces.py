@@ -13,6 +13,8 @@ from services.common.logs import get_logger
 
 _log = get_logger("spaces")
 
+_MOST_RESOLVED = 4096
+
 _DTYPE_BYTES = {
     pb.DTYPE_FLOAT32: 4,
     pb.DTYPE_FLOAT16: 2,
@@ -92,6 +94,8 @@ class ModelSpaces:
         self._default = default_chunk_tokens
         self._lock = threading.Lock()
         self._shapes: dict[bytes, SpaceShape] = {}
+        # Spaces of the latest requests, by their canonical message: deriving one takes longer than finding a chunk.
+        self._resolved: dict[bytes, ResolvedSpace] = {}
         directory.mkdir(parents=True, exist_ok=True)
         for path in directory.glob("*.pb"):
             self._load(path)
@@ -117,10 +121,18 @@ class ModelSpaces:
             shape = self._shapes.get(identity)
             if shape is None:
                 shape = self._shapes[identity] = SpaceShape(known)
-                draft = self._directory / f"{identity.hex()}.new"
-                draft.write_bytes(known.SerializeToString())
-                draft.rename(draft.with_suffix(".pb"))
+                self._save(identity, known)
         return identity, shape
+
+    def _save(self, identity: bytes, space: pb.ModelSpace) -> None:
+        """hugetlbfs takes no plain files; then agents register again after a restart."""
+        draft = self._directory / f"{identity.hex()}.new"
+        try:
+            draft.write_bytes(space.SerializeToString())
+            draft.rename(draft.with_suffix(".pb"))
+        except OSError as error:
+            _log.warning("a model space is not kept for the next start", why=error.strerror)
+            draft.unlink(missing_ok=True)
 
     def resolve(self, space: pb.Space, tenant: str) -> ResolvedSpace:
         """The request's space, for the tenant that the caller's identity allows.
@@ -134,8 +146,15 @@ class ModelSpaces:
         own = pb.Space()
         own.CopyFrom(space)
         own.tenant = tenant
-        root = space_root(shape.model_space, own)
-        return ResolvedSpace(root, space_id_of(root), space.model_space_id, tenant, shape)
+        name = own.SerializeToString(deterministic=True)
+        resolved = self._resolved.get(name)
+        if resolved is None:
+            root = space_root(shape.model_space, own)
+            resolved = ResolvedSpace(root, space_id_of(root), space.model_space_id, tenant, shape)
+            if len(self._resolved) >= _MOST_RESOLVED:
+                self._resolved.clear()
+            self._resolved[name] = resolved
+        return resolved
 
     def display_name(self, identity: bytes) -> str:
         shape = self._shapes.get(identity)

@@ -5,22 +5,32 @@ Critical sections are short and do no I/O. Every method needs the lock unless it
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import object_pb2
 from services.common.arena_format import FLAG_IN_L2, FLAG_PINNED, BlockState
 from services.common.failpoints import passage
-from services.store.blocks import BlockPool, Writer
+from services.store.arena_usage import ArenaUsage
+from services.store.blocks import BlockPool, Writer, block_bytes
 from services.store.catalog import Catalog, Chunk
 from services.store.changes import STORE_OWNER, Added, Change, Removed
-from services.store.eviction import Policy
+from services.store.eviction import FairShares
 from services.store.leases import HolderKey, LeaseTable, Objects, Ref
 from services.store.names import ANY
 from services.store.objects import ChunkKey, ObjectKey, info_of
+from services.store.sampling import Sampler
+from services.store.scattered import in_the_way
 from services.store.stats import Stats
+from services.store.usage import Usage
+
+# Making room looks at no more chunks that should go after others.
+_MOST_SPARED = 32
 
 
 class Outbox(Protocol):
@@ -38,6 +48,8 @@ class Outbox(Protocol):
 
     def trouble(self) -> str: ...
 
+    def tell_again(self, why: str) -> None: ...
+
 
 @dataclass(frozen=True)
 class Clock:
@@ -52,36 +64,49 @@ class StoreState:
         self,
         pool: BlockPool,
         catalog: Catalog,
-        policy: Policy,
+        policy: FairShares,
+        usage: Usage,
         clock: Clock,
         *,
         lease_ttl: float,
         session_cap: int,
         tenant_cap: int,
         l2_id: str,
+        verify_share: float,
     ) -> None:
-        """TTL in seconds, caps of leased bytes. `l2_id`: empty without L2."""
+        """TTL in seconds, caps of leased bytes. `l2_id`: empty without L2. `verify_share`: of leased objects."""
         self.lock = threading.RLock()
         self.pool = pool
         self.catalog = catalog
         self.policy = policy
+        self.usage = usage
         self.clock = clock
         self.stats = Stats()
+        self.arena_usage = ArenaUsage(pool)
         self.leases = LeaseTable(lease_ttl, session_cap, tenant_cap, self._copies_stopped)
         self.l2_id = l2_id
         # Headers whose bytes nobody has verified since a crash.
         self.unverified: set[int] = set()
-        # What BLENDED chunks hold.
-        self.blended_bytes = 0
+        self._sampler = Sampler(verify_share)
+        # Objects that the start could not use, by kind of damage (check/kinds.py).
+        self.dropped_at_start: Counter[str] = Counter()
         self._condemned: set[int] = set()
+        self._order: Iterator[Chunk] = iter(())
         self._expiring: set[Chunk] = set()
         self._outbox: Outbox | None = None
         self._on_complete: Callable[[Chunk], None] = lambda _: None
+        self._spare: Callable[[Chunk], bool] = lambda _: False
 
-    def connect(self, outbox: Outbox, on_complete: Callable[[Chunk], None]) -> None:
-        """`on_complete(chunk)` is told, under the lock, of each chunk that became usable."""
+    def connect(
+        self, outbox: Outbox, on_complete: Callable[[Chunk], None], spare: Callable[[Chunk], bool] = lambda _: False
+    ) -> None:
+        """Both are called under the lock. `on_complete(chunk)` is told of each chunk that became usable.
+
+        `spare(chunk)`: others should be evicted before it, as it is being saved elsewhere.
+        """
         self._outbox = outbox
         self._on_complete = on_complete
+        self._spare = spare
 
     @property
     def outbox(self) -> Outbox:
@@ -96,38 +121,84 @@ class StoreState:
 
     # Room.
 
-    def make_block(self, payload_bytes: int, meta_bytes: int, writer: Writer) -> int | None:
-        """Header of a RESERVED block; evicts for it, and revokes HELD leases as the last resort."""
-        if not self.pool.fits_ever(payload_bytes, meta_bytes):
+    def make_block(self, payload_bytes: int, meta_bytes: int, writer: Writer, tenant: str) -> int | None:
+        """Header of a RESERVED block; evicts for it, and revokes HELD leases as the last resort.
+
+        A tenant at its quota loses chunks of its own first.
+        """
+        size = block_bytes(payload_bytes, meta_bytes)
+        if not self.pool.fits_ever(payload_bytes, meta_bytes) or not self._fit_quota(tenant, size):
             return None
         header = self.pool.reserve(payload_bytes, meta_bytes, writer)
-        for chunk, reason in self._leaving():
+        if header is not None:
+            return header
+        for chunk, reason in self._leaving(payload_bytes, meta_bytes):
+            self._evict(chunk, reason)
+            header = self.pool.reserve(payload_bytes, meta_bytes, writer)
             if header is not None:
                 break
-            self.stats.add("evicted_chunks")
-            self.remove(chunk, reason)
-            header = self.pool.reserve(payload_bytes, meta_bytes, writer)
         return header
 
-    def _leaving(self) -> Iterator[tuple[Chunk, pb.Reason]]:
-        """Chunks that may go, in order. The caller removes each before it asks for the next."""
-        for chunk in self.policy.victims(self.clock.now()):
+    def _evict(self, chunk: Chunk, reason: pb.Reason = pb.REASON_EVICTED) -> None:
+        self.stats.add("evicted_chunks")
+        self.remove(chunk, reason)
+
+    def _fit_quota(self, tenant: str, size: int) -> bool:
+        if self.usage.over_quota(tenant, size) <= 0:
+            return True
+        for chunk in self.policy.victims_of(tenant, self.clock.now()):
             if not chunk.protectors:
+                self._evict(chunk)
+                if self.usage.over_quota(tenant, size) <= 0:
+                    return True
+        return False
+
+    @contextmanager
+    def making_room(self) -> Iterator[None]:
+        """Blocks that are made inside share one walk over what may go: beginning it costs as much as its chains are
+        long. Chunks may leave meanwhile, and nothing else may happen to them."""
+        self._order = self.policy.victims(self.clock.now())
+        try:
+            yield
+        finally:
+            self._order = iter(())
+
+    def _leaving(self, payload_bytes: int, meta_bytes: int) -> Iterator[tuple[Chunk, pb.Reason]]:
+        """Chunks that may go, in order. The caller removes each before it asks for the next."""
+        now = self.clock.now()
+        spared: list[Chunk] = []
+        for chunk in self._victims(chain(self._order, self.policy.victims(now)), spared):
+            for neighbour in in_the_way(self, payload_bytes, meta_bytes, chunk, now):
+                yield neighbour, pb.REASON_EVICTED
+            if chunk.resident and not chunk.protectors:
+                yield chunk, pb.REASON_EVICTED
+        for chunk in spared:
+            if chunk.resident and not chunk.protectors:
                 yield chunk, pb.REASON_EVICTED
         for chunk in self.leases.oldest_revocable():
             if chunk.resident and not chunk.pinned:
                 yield chunk, pb.REASON_LEASE_REVOKED
 
+    def _victims(self, order: Iterable[Chunk], spared: list[Chunk]) -> Iterator[Chunk]:
+        """Of what nothing protects, in this order; those that should go after others are added to `spared`."""
+        for chunk in order:
+            if chunk.protectors or not chunk.resident:
+                continue
+            if len(spared) < _MOST_SPARED and self._spare(chunk):
+                spared.append(chunk)
+            else:
+                yield chunk
+
     def evict_down_to(self, used_bytes: int) -> None:
-        """The background watermark: only what no lease protects."""
+        """The background watermark: only what no lease protects, and nothing that is being saved elsewhere."""
         if self.pool.used_bytes <= used_bytes:
             return
-        for chunk in self.policy.victims(self.clock.now()):
-            if not chunk.protectors:
-                self.stats.add("evicted_chunks")
-                self.remove(chunk, pb.REASON_EVICTED)
-                if self.pool.used_bytes <= used_bytes:
-                    return
+        for chunk in self._victims(self.policy.victims(self.clock.now()), []):
+            self._evict(chunk)
+            if self.pool.used_bytes <= used_bytes:
+                return
+        # Pins, leases and what is being written: nothing is wrong, but there is no room in reserve.
+        self.stats.add("watermark_missed")
 
     # Chunks.
 
@@ -139,7 +210,8 @@ class StoreState:
         first = self.catalog.get(key.chunk) is None
         chunk = self.adopt(key, header, meta)
         if first:
-            chunk.pinned = meta.pinned
+            if meta.pinned:
+                self.usage.pin(chunk)
             self.set_expiry(chunk, meta.expires_at)
         chunk.in_l2 = chunk.in_l2 or in_l2
         if chunk.complete:
@@ -150,24 +222,27 @@ class StoreState:
 
     def adopt(self, key: ObjectKey, header: int, meta: object_pb2.ObjectMeta) -> Chunk:
         """A committed object enters the catalog. Raises ValueError if the catalog does not accept it."""
+        first = self.catalog.get(key.chunk) is None
         chunk = self.catalog.add_object(key.chunk, info_of(meta), key.group, key.rank, header)
+        self.usage.hold(chunk, self.pool.headers.get(header, "capacity_bytes"))
         chunk.documents.update(meta.documents)
-        self.policy.added(chunk, self.clock.now())
-        if key.chunk.domain == pb.DOMAIN_BLENDED:
-            self.blended_bytes += self.pool.headers.get(header, "capacity_bytes")
+        self.arena_usage.count(chunk, header, 1)
+        if first:
+            chunk.last_used = self.clock.now()
+            self.policy.added(chunk, chunk.last_used)
         return chunk
 
     def remove(self, chunk: Chunk, reason: pb.Reason) -> None:
         """The chunk leaves the catalog. Its blocks are freed, those being copied when their copies stop."""
         self.stats.add("revoked_leases", self.leases.revoke(chunk, reason))
         self.catalog.remove(chunk)
+        self.usage.release(chunk)
         self.policy.removed(chunk)
         self._expiring.discard(chunk)
         passage("evict.chunk")
         for header in chunk.objects.values():
             self.unverified.discard(header)
-            if chunk.key.domain == pb.DOMAIN_BLENDED:
-                self.blended_bytes -= self.pool.headers.get(header, "capacity_bytes")
+            self.arena_usage.count(chunk, header, -1)
             if self.leases.is_copied(header):
                 self.pool.headers.set_state(header, BlockState.CONDEMNED)
                 self._condemned.add(header)
@@ -193,10 +268,11 @@ class StoreState:
         return [chunk if chunk is not None and chunk.usable(wall) else None for chunk in chunks]
 
     def touch(self, chunks: Sequence[Chunk]) -> None:
-        """Used now; of a chain the last first, so that its head stays longest."""
-        now, touched = self.clock.now(), self.policy.touched
-        for chunk in reversed(chunks):
-            touched(chunk, now)
+        """One request reuses them; in the order of its tokens."""
+        now = self.clock.now()
+        for chunk in chunks:
+            chunk.last_used = now
+        self.policy.used(chunks, now)
 
     def lease(self, holder: HolderKey, chunks: Sequence[Chunk]) -> int:
         """HELD leases on the rank's objects of usable chunks of one space, each given once.
@@ -231,17 +307,27 @@ class StoreState:
             self.stats.add("checksum_failures")
             self.remove(chunk, pb.REASON_CHECKSUM_MISMATCH)
 
+    def must_verify(self, headers: Sequence[int]) -> bytes:
+        """1 for each of the leased objects whose reader has to compare its bytes with the checksum, else 0."""
+        flags = bytearray([header in self.unverified for header in headers] if self.unverified else len(headers))
+        for number in self._sampler.picks(len(headers)):
+            flags[number] = 1
+        return bytes(flags)
+
     def ref(self, header: int) -> Ref:
         return header, self.pool.headers.generation(header)
 
-    def keep(self, chunk: Chunk, document: str, pinned: bool, expires_at: float) -> None:
-        """A text that is here is stored again under a name: the longer promise holds."""
+    def keep(self, chunk: Chunk, document: str, pinned: bool, expires_at: float) -> bool:
+        """A text that is here is stored again under a name: the longer promise holds. False: its pin is over quota."""
         if document and chunk.documents.isdisjoint((document, ANY)):
             self._add_name(chunk, document)
-        chunk.pinned = chunk.pinned or pinned
+        may_pin = chunk.pinned or not pinned or self.usage.may_pin(chunk.info.tenant, chunk.size)
+        if pinned and may_pin:
+            self.usage.pin(chunk)
         longest = max(chunk.expires_at, expires_at)
         self.set_expiry(chunk, 0.0 if 0.0 in (chunk.expires_at, expires_at) else longest)
         self._write_flags(chunk)
+        return may_pin
 
     def _add_name(self, chunk: Chunk, document: str) -> None:
         for header in chunk.objects.values():

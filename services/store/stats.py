@@ -6,6 +6,7 @@ from services.common.metrics import counter
 
 _EVENTS = counter("kvblend_store_events", "What happened in the store, by kind.", ("event",))
 _SHORTFALL = counter("kvblend_store_shortfall_tokens", "Tokens that lookups could not reuse, by reason.", ("reason",))
+_DECLINED = counter("kvblend_store_declined_chunks", "Chunks that were offered and not taken, by reason.", ("reason",))
 
 
 class Stats:
@@ -21,6 +22,9 @@ class Stats:
 
     def shortfall(self, reason: str, tokens: int) -> None:
         _SHORTFALL.labels(reason).inc(tokens)
+
+    def declined(self, reason: str) -> None:
+        _DECLINED.labels(reason).inc()
 
     def get(self, event: str) -> int:
         return self._counts[event]

@@ -6,7 +6,8 @@ agent's word that its copies have stopped, or after proof that its process has e
 """
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from kvblend.v1 import common_pb2 as pb
@@ -15,13 +16,16 @@ from services.common.arena_format import BlockState
 from services.common.errors import KvblendError
 from services.common.failpoints import passage
 from services.common.identity import Chunk as ChainChunk
-from services.store.blocks import Writer
+from services.store.blocks import Writer, block_bytes
 from services.store.catalog import Chunk, in_scope
 from services.store.leases import Ref
 from services.store.names import MAX_NAMES
 from services.store.objects import ChunkInfo, ChunkKey, ObjectKey, info_of, meta_of
 from services.store.spaces import ResolvedSpace
 from services.store.state import StoreState
+
+# After one of these the rest of a request's chunks need not be tried: they are useless without this one.
+_FULL = (pb.REASON_NO_SPACE, pb.REASON_QUOTA)
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,8 @@ class _Item:
     key: ObjectKey
     meta: object_pb2.ObjectMeta
     generation: int
+    # Bytes of the arena.
+    size: int
     cleared: bool = False
     # Of others who offered the same text meanwhile, by document.
     joined: dict[str, Promise] = field(default_factory=dict)
@@ -94,22 +100,38 @@ class Writes:
         state = self._state
         with state.lock:
             reservation = _Reservation(secrets.randbits(63) | 1, session, state.clock.now() + self.ttl)
-            # First, so that making room does not take the chain's own beginning.
-            state.touch([chunk for wish in wishes if (chunk := state.catalog.get(wish.key))])
             grants: list[store_pb2.ChunkGrant] = []
-            full = False
+            full = pb.REASON_UNSPECIFIED
             try:
-                for wish in wishes:
-                    grant = self._grant(reservation, space, rank, wish, promise, full)
-                    full = full or grant.reason == pb.REASON_NO_SPACE
-                    grants.append(grant)
+                here = [chunk for wish in wishes if (chunk := state.catalog.get(wish.key))]
+                with self._protecting(here), state.making_room():
+                    for wish in wishes:
+                        grant = self._grant(reservation, space, rank, wish, promise, full)
+                        if grant.reason in _FULL and grant.outcome == store_pb2.CHUNK_OUTCOME_DECLINED:
+                            full = grant.reason
+                        grants.append(grant)
             except BaseException:
                 self._free_rest(reservation)
                 raise
+            for grant in grants:
+                if grant.outcome == store_pb2.CHUNK_OUTCOME_DECLINED:
+                    state.stats.declined(pb.Reason.Name(grant.reason))
             if not reservation.items:
                 return 0, grants
             self._open[reservation.number] = reservation
             return reservation.number, grants
+
+    @contextmanager
+    def _protecting(self, chunks: list[Chunk]) -> Iterator[None]:
+        """Making room must not take the chain's own beginning."""
+        self._state.policy.kept(chunks, self._state.clock.now())
+        for chunk in chunks:
+            chunk.protectors += 1
+        try:
+            yield
+        finally:
+            for chunk in chunks:
+                chunk.protectors -= 1
 
     def _grant(
         self,
@@ -118,7 +140,7 @@ class Writes:
         rank: pb.Rank,
         wish: Wish,
         promise: Promise,
-        full: bool,
+        full: pb.Reason,
     ) -> store_pb2.ChunkGrant:
         grant = store_pb2.ChunkGrant(
             first_token=wish.chunk.first,
@@ -133,18 +155,19 @@ class Writes:
         number = space.shape.rank_number(rank)
         missing = self._missing(wish, space.shape.groups, number)
         if not missing:
-            self._keep(wish, promise)
-            grant.outcome = store_pb2.CHUNK_OUTCOME_PRESENT
+            grant.outcome, grant.reason = store_pb2.CHUNK_OUTCOME_PRESENT, self._keep(wish, promise)
         elif any(key in self._writing for key in missing):
             self._join(missing, promise)
             grant.outcome, grant.reason = store_pb2.CHUNK_OUTCOME_BEING_WRITTEN, pb.REASON_BEING_WRITTEN
-        elif full or not self._take_blocks(reservation, space, rank, wish, missing, promise):
-            grant.reason = pb.REASON_NO_SPACE
+        elif full:
+            grant.reason = full
         else:
+            taken, grant.reason = self._take_blocks(reservation, space, rank, wish, missing, promise)
+            if grant.reason:
+                return grant
             grant.outcome = store_pb2.CHUNK_OUTCOME_GRANTED
-            headers = [header for header, item in reservation.items.items() if item.key.chunk == wish.key]
             grant.places.extend(
-                self._state.pool.place(header, reservation.items[header].key.group) for header in headers
+                self._state.pool.place(header, key.group) for header, key in zip(taken, missing, strict=True)
             )
         return grant
 
@@ -170,10 +193,13 @@ class Writes:
         have = chunk.objects if chunk else {}
         return [ObjectKey(wish.key, group, rank) for group in range(groups) if (group, rank) not in have]
 
-    def _keep(self, wish: Wish, promise: Promise) -> None:
+    def _keep(self, wish: Wish, promise: Promise) -> pb.Reason:
+        """REASON_QUOTA: it stays as it is, but cannot be pinned."""
         chunk = self._known(wish)
-        if chunk is not None and promise.document:
-            self._state.keep(chunk, promise.document, promise.pinned, promise.expires_at)
+        if chunk is None or not promise.document:
+            return pb.REASON_UNSPECIFIED
+        kept = self._state.keep(chunk, promise.document, promise.pinned, promise.expires_at)
+        return pb.REASON_UNSPECIFIED if kept else pb.REASON_QUOTA
 
     def _join(self, keys: Iterable[ObjectKey], promise: Promise) -> None:
         """Whoever writes these objects now stores them under this name too. Who joins later must offer them again."""
@@ -187,10 +213,10 @@ class Writes:
         space: ResolvedSpace,
         rank: pb.Rank,
         wish: Wish,
-        missing: Iterable[ObjectKey],
+        missing: Sequence[ObjectKey],
         promise: Promise,
-    ) -> bool:
-        """A block for each object, or none at all."""
+    ) -> tuple[list[int], pb.Reason]:
+        """Headers of a block for each object, in order; or none at all, and why."""
         state = self._state
         passage("reserve.chunk")
         taken: list[int] = []
@@ -199,19 +225,27 @@ class Writes:
             # A checksum that is not 0 stands in for the real one: the meta's size is final.
             meta = meta_of(key, wish.info, payload, 1, rank)
             meta.pinned, meta.expires_at = promise.pinned, promise.expires_at
-            header = state.make_block(payload, meta.ByteSize(), Writer(reservation.session, reservation.number))
+            size = block_bytes(payload, meta.ByteSize())
+            header = None
+            if not meta.pinned or state.usage.may_pin(meta.tenant, size):
+                writer = Writer(reservation.session, reservation.number)
+                header = state.make_block(payload, meta.ByteSize(), writer, meta.tenant)
             if header is None:
                 for other in taken:
                     self._forget_item(reservation.items.pop(other))
                     state.pool.free(other)
-                return False
+                return [], state.usage.why_refused(meta.tenant, size, meta.pinned)
             taken.append(header)
-            item = _Item(key, meta, state.pool.headers.generation(header))
+            size = state.pool.headers.get(header, "capacity_bytes")
+            item = _Item(key, meta, state.pool.headers.generation(header), size)
             reservation.items[header] = self._writing[key] = item
-        return True
+            state.usage.reserve(meta.tenant, size, meta.pinned)
+        return taken, pb.REASON_UNSPECIFIED
 
     def _forget_item(self, item: _Item) -> None:
+        """It is no longer being written."""
         del self._writing[item.key]
+        self._state.usage.unreserve(item.meta.tenant, item.size, item.meta.pinned)
 
     def commit(
         self, session: bytes, number: int, written: Sequence[tuple[Ref, int]]

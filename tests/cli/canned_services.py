@@ -51,6 +51,7 @@ STORE_STATS = store_pb2.GetStoreStatsResponse(
     evicted_chunks=412,
     stored_chunks=2459,
     outbox_events=7,
+    l2=store_pb2.SecondTierStats(queued_writes=17, lost_writes=2, bytes_per_second=3 * GIB),
     latencies=[
         latency("Lookup", 918, 2.31, 6.8),
         latency("Reserve", 312, 0.42, 1.9),

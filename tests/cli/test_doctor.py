@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from redis_server import redis_server
+from redis_topologies import cluster
 
 from cli import checks, doctor
 from cli.checks import FAIL, OK, WARN, Finding
@@ -72,6 +74,22 @@ def test_a_redis_that_does_not_answer_fails_without_showing_its_password() -> No
     (finding,) = checks.check_redis("redis://:secret@127.0.0.1:1/0")
     assert finding.level == FAIL
     assert "secret" not in finding.text + finding.advice
+
+
+def test_a_redis_that_will_refuse_what_is_new_is_told() -> None:
+    with redis_server("--maxmemory", "100mb", "--maxmemory-policy", "noeviction") as server:
+        (finding,) = checks.check_redis(server.tcp_url)
+    assert finding.level == WARN
+    assert "allkeys-lru" in finding.advice
+
+
+def test_every_master_of_a_cluster_is_asked() -> None:
+    with cluster(b"any") as nodes:
+        (finding,) = checks.check_redis(nodes.url)
+        assert finding.level == OK
+        assert "3 masters" in finding.text
+        nodes.primaries[0].kill()
+        assert checks.check_redis(nodes.url)[0].level == FAIL
 
 
 def test_a_url_that_is_none_fails() -> None:

@@ -45,7 +45,7 @@ def test_a_busy_system_fits_the_terminal_and_shows_its_numbers() -> None:
         "1,834",
         "1,830",
         "943 MiB",
-        "connection refused",
+        "reads 3.0 GiB/s, 17 to be written, 2 never written",
         "74.0%",
         "48 held, 12 busy",
         "2 quarantined",

@@ -266,3 +266,13 @@ def test_scores_come_from_the_store(rig: Rig) -> None:
     rig.fake.errors["Score"] = ["MATCHER_UNAVAILABLE"]
     with pytest.raises(CallFailed, match="MATCHER_UNAVAILABLE"):
         rig.call("Score", pb.AgentServiceScoreRequest(instance_id=INSTANCE, tokens=b"\1\0\0\0"))
+
+
+def test_a_lookup_and_its_end_are_one_call_each_to_the_store(stored: Rig) -> None:
+    """However much is found; nothing else is asked or told."""
+    stored.fake.serve_prefix(3)
+    stored.fake.calls.clear()
+    stored.lookup(TEXT)
+    stored.end()
+    stored.wait_for(lambda: bool(stored.fake.named("EndRequest")))
+    assert [name for name, _ in stored.fake.calls if name not in ("PingStore", "Session")] == ["Lookup", "EndRequest"]

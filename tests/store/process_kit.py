@@ -110,7 +110,10 @@ class StoreProcess:
 class Agent:
     """One session with a store, and a map of its arena."""
 
-    def __init__(self, store: StoreProcess, *, model: pb.ModelSpace | None = None, tenant: str = "") -> None:
+    def __init__(
+        self, store: StoreProcess, *, model: pb.ModelSpace | None = None, tenant: str = "", token: str = ""
+    ) -> None:
+        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self.session_id = secrets.token_bytes(16)
         self._file = SessionFile(store.arena, self.session_id)
         self.catalog = open_catalog(store.arena)
@@ -157,7 +160,7 @@ class Agent:
         request = kind(**fields)
         if "session_id" in request.DESCRIPTOR.fields_by_name:
             request.session_id = self.session_id
-        return getattr(self.stub, method)(request, timeout=timeout)
+        return getattr(self.stub, method)(request, timeout=timeout, metadata=self._metadata)
 
     def view(self, place: store_pb2.ObjectPlace) -> memoryview:
         if place.slab not in self._slabs:

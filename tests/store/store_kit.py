@@ -74,6 +74,8 @@ class Outbox:
 
     def __init__(self) -> None:
         self.changes: list[Change] = []
+        # Why everything had to be told again.
+        self.told: list[str] = []
 
     def append(self, change: Change) -> int:
         self.changes.append(change)
@@ -93,6 +95,9 @@ class Outbox:
 
     def trouble(self) -> str:
         return ""
+
+    def tell_again(self, why: str) -> None:
+        self.told.append(why)
 
     def held(self) -> set[tuple[str, bytes, int]]:
         """(owner, chain hash, domain) after all changes."""
@@ -331,7 +336,7 @@ class LocalStore:
             space,
             cut(request, space),
             lambda chunk, share: self.parts.admission.admits(
-                chunk.chain_hash, rank, share, chunk.tokens, state.blended_bytes
+                chunk.chain_hash, rank, share, chunk.tokens, state.usage.duplicate_bytes
             ),
         )
         promise = Promise(document, pinned, state.clock.wall() + ttl if ttl else 0.0)

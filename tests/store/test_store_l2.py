@@ -2,69 +2,20 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from l2_kit import MemoryTier, empty_arena, in_l2, until
 from store_kit import CHUNK, SESSION, FakeMatcher, LocalStore, model_space, text
 from test_store_lookup import segment_of
 
 from kvblend.v1 import common_pb2 as pb
-from kvblend.v1 import object_pb2, store_pb2
+from kvblend.v1 import store_pb2
 from services.common.errors import KvblendError
 from services.store.changes import STORE_OWNER, Cleared, Removed
 from services.store.clearing import clear
-from services.store.objects import ChunkKey, ObjectKey
-from services.store.tiers.base import TierHealth
-
-
-class MemoryTier:
-    tier_id = "memory"
-
-    def __init__(self) -> None:
-        self.objects: dict[ObjectKey, tuple[object_pb2.ObjectMeta, bytes]] = {}
-        self.down = False
-        # Reads and writes wait for these.
-        self.reading = threading.Event()
-        self.writing = threading.Event()
-        self.reading.set()
-        self.writing.set()
-        self.asked: list[ObjectKey] = []
-
-    def find(self, keys: Sequence[ObjectKey], timeout: float) -> list[object_pb2.ObjectMeta | None]:
-        del timeout
-        self.asked += keys
-        found = [self.objects.get(key) for key in keys]
-        return [None if item is None or self.down else item[0] for item in found]
-
-    def read_into(self, key: ObjectKey, meta: object_pb2.ObjectMeta, target: memoryview, timeout: float) -> bool:
-        del meta
-        if not self.reading.wait(timeout) or self.down or key not in self.objects:
-            target[:] = b"x" * len(target)
-            return False
-        target[:] = self.objects[key][1]
-        return True
-
-    def write(self, key: ObjectKey, meta: object_pb2.ObjectMeta, payload: memoryview, timeout: float) -> bool:
-        if not self.writing.wait(timeout) or self.down:
-            return False
-        self.objects[key] = (object_pb2.ObjectMeta.FromString(meta.SerializeToString()), bytes(payload))
-        return True
-
-    def delete(self, keys: Sequence[ObjectKey], timeout: float) -> int:
-        del timeout
-        return sum(self.objects.pop(key, None) is not None for key in keys)
-
-    def delete_where(self, matches: Callable[[object_pb2.ObjectMeta], bool], timeout: float) -> int:
-        if self.down:
-            return 0
-        return self.delete([key for key, (meta, _) in self.objects.items() if matches(meta)], timeout)
-
-    def health(self) -> TierHealth:
-        return TierHealth(not self.down, "down" if self.down else "", objects=len(self.objects))
-
-    def close(self) -> None:
-        pass
+from services.store.objects import ChunkKey
 
 
 @pytest.fixture
@@ -84,24 +35,6 @@ def store(shm_dir: Path, tier: MemoryTier, matcher: FakeMatcher) -> Iterator[Loc
     tier.reading.set()
     tier.writing.set()
     store.close()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Waits for what another thread does."""
-    limit = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < limit, "it never happened"
-        time.sleep(0.005)
-
-
-def in_l2(store: LocalStore, chunks: int) -> Callable[[], bool]:
-    return lambda: sum(owner == MemoryTier.tier_id for owner, *_ in store.outbox.held()) == chunks
-
-
-def empty_arena(store: LocalStore) -> None:
-    with store.state.lock:
-        store.state.evict_down_to(0)
-    assert len(store.state.catalog) == 0
 
 
 def test_what_is_stored_comes_back_from_l2(store: LocalStore, tier: MemoryTier) -> None:
@@ -186,7 +119,7 @@ def test_a_chunk_is_not_evicted_while_it_is_written_but_others_are(store: LocalS
     space = store.space()
     for seed in range(300):
         assert store.put(space, text(seed, CHUNK)).outcomes() == [store_pb2.CHUNK_OUTCOME_GRANTED]
-    until(lambda: store.state.leases.busy_count == 1)
+    until(lambda: store.state.leases.busy_count == store.settings.l2_write_threads)
     tier.writing.set()
 
 
@@ -282,10 +215,17 @@ def test_fetching_that_is_slower_than_computing_is_not_done(store: LocalStore) -
     until(in_l2(store, 2))
     empty_arena(store)
     assert store.parts.l2 is not None
-    store.parts.l2._rate = 1024.0
+    store.parts.l2.speed.measure(10, lambda: time.sleep(0.01) is None)
     slow = store.lookup(space, [*prompt, 1], prefill=1000)
     assert (slow.prefix, slow.reasons()[pb.REASON_SLOWER_THAN_COMPUTE]) == (0, 2 * CHUNK)
-    assert store.lookup(space, [*prompt, 1], request="b", prefill=1).prefix == 2 * CHUNK
+    store.lookups.end_request(SESSION, "r")
+
+    def fetched() -> bool:
+        found = store.lookup(space, [*prompt, 1], prefill=1)
+        store.lookups.end_request(SESSION, "r")
+        return found.prefix == 2 * CHUNK
+
+    until(fetched)
 
 
 def test_what_l2_lost_is_taken_off_the_matchers_table(
@@ -316,12 +256,12 @@ def test_a_tier_that_is_down_is_not_taken_for_an_empty_one(
     matcher.segments = [segment_of(space, document, 0)]
     store.lookup(space, [*document, 1], want_segments=True)
     assert store.parts.l2 is not None
-    store.parts.l2._readers.submit(lambda: None).result()
+    store.parts.l2.ask(space, []).result()
     assert in_l2(store, 1)()
 
 
 def test_documents_only_may_be_written_through(shm_dir: Path, tier: MemoryTier) -> None:
-    store = LocalStore(shm_dir, tier=tier, l2_write="documents")
+    store = LocalStore(shm_dir, tier=tier, l2_prompts="none")
     store.put(store.space(), text(1, CHUNK))
     store.put(store.space(), text(2, CHUNK), document="d")
     until(in_l2(store, 1))

@@ -313,7 +313,7 @@ def test_a_reader_of_an_old_epoch_notices(store: StoreProcess) -> None:
         (["--arena-bytes", str(1 << 50)], ["arena_bytes", str(1 << 50), "room for"]),
         (["--redis-url", "http://x"], ["redis_url", "http://x", "redis://"]),
         (["--evict-to", "0.99"], ["evict_to"]),
-        (["--l2-write", "some"], ["l2_write", "some", "documents"]),
+        (["--l2-prompts", "some"], ["l2_prompts", "some", "through"]),
         (["--arena-dir", "relative"], ["arena_dir", "relative", "absolute"]),
         (["--matcher", "nonsense"], ["matcher", "nonsense", "host:port"]),
     ],

@@ -82,8 +82,8 @@ class KvMemory(Protocol):
     def scatter(self, group: int, pieces: Sequence[Piece], rope: RopeSpec, watch: Watch) -> None:
         """Arena to engine: K moved by each piece's delta (bit-equal where that is 0), V as it is."""
 
-    def gather(self, group: int, pieces: Sequence[Piece], watch: Watch) -> None:
-        """Engine to arena; deltas are ignored."""
+    def gather(self, group: int, pieces: Sequence[Piece], watch: Watch) -> Sequence[int] | None:
+        """Engine to arena; deltas are ignored. Each block's checksum, if all pieces fill theirs and it costs little."""
 
     def check(self) -> None:
         """Raises KvblendError HANDLE_UNUSABLE if the engine has taken memory back since it was opened."""

@@ -1,14 +1,17 @@
 """The cpu device: the engine's tensors live in shared memory, copies are strided torch operations."""
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+import xxhash
 
 from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
 from services.common.errors import KvblendError
+from services.common.populate import populate
 from services.gpu_agent.devices.base import Bytes, KvMemory, Piece, Watch
 from services.gpu_agent.devices.shared_memory import SharedMemoryFile
 from services.gpu_agent.layouts import GroupShape, Layout
@@ -33,7 +36,8 @@ class CpuDevice:
         torch.set_num_threads(copy_threads)
 
     def adopt(self, memory: Bytes) -> None:
-        """Any host memory is as good as any other."""
+        """Fills the page tables, beside whatever is copied already."""
+        threading.Thread(target=populate, args=(memory,), name="populate", daemon=True).start()
 
     def release(self, memory: Bytes) -> None:
         """Nothing was kept of it."""
@@ -104,15 +108,23 @@ class CpuKvMemory:
                     rotation.apply(staging)
                 view[index] = staging
 
-    def gather(self, group: int, pieces: Sequence[Piece], watch: Watch) -> None:
+    def gather(self, group: int, pieces: Sequence[Piece], watch: Watch) -> list[int] | None:
+        whole = all(piece.first == 0 and len(piece.slots) == piece.tokens for piece in pieces)
+        digests = [xxhash.xxh3_64() for _ in pieces]
         blocks = [self._object(group, piece) for piece in pieces]
         index = self._index(pieces)
         sizes = [len(piece.slots) for piece in pieces]
         for layer, views in enumerate(self._views[group]):
             for plane, view in enumerate(views):
                 watch()
-                for block, piece, part in zip(blocks, pieces, view[index].split(sizes), strict=True):
-                    block[layer, plane, piece.first : piece.first + len(piece.slots)] = part
+                parts = view[index].split(sizes)
+                for block, piece, part, digest in zip(blocks, pieces, parts, digests, strict=True):
+                    written = block[layer, plane, piece.first : piece.first + len(piece.slots)]
+                    written.copy_(part)
+                    if whole:
+                        # Planes follow each other in the block, and this one is in the cache now.
+                        digest.update(written.view(torch.uint8).numpy().data)
+        return [digest.intdigest() for digest in digests] if whole else None
 
     def check(self) -> None:
         for file in self._files:

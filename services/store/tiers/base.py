@@ -1,4 +1,4 @@
-"""What the store asks of a lower tier (L2). Implementations pass tests/store/tier_contract.py."""
+"""What the store asks of a lower tier (L2). Implementations pass tests/store_edges/tier_contract.py."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,6 +39,10 @@ class Tier(Protocol):
 
     def write(self, key: ObjectKey, meta: object_pb2.ObjectMeta, payload: memoryview, timeout: float) -> bool:
         """True once acknowledged in full. A failed write leaves nothing that `find` would report."""
+        ...
+
+    def lacking(self, objects: Sequence[tuple[ObjectKey, object_pb2.ObjectMeta]], timeout: float) -> list[bool] | None:
+        """Whether any of an object's bytes are gone, for each that `find` returned, in order; None: no answer."""
         ...
 
     def delete(self, keys: Sequence[ObjectKey], timeout: float) -> int:

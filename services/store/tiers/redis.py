@@ -59,7 +59,7 @@ class RedisTier:
         *,
         key_prefix: str = "kvblend:",
         ttl_seconds: int = 86_400,
-        part_bytes: int = MIB,
+        part_bytes: int = 2 * MIB,
         connect_timeout: float = 1.0,
         operation_timeout: float = 5.0,
         max_connections: int = 16,
@@ -111,6 +111,16 @@ class RedisTier:
             return False
         deadline = self._deadline(timeout)
         return self._calls.on_one(key, deadline, lambda node: self._transfers.write(node, key, meta, payload, deadline))
+
+    def lacking(self, objects: Sequence[tuple[ObjectKey, object_pb2.ObjectMeta]], timeout: float) -> list[bool] | None:
+        """See `Tier.lacking`."""
+        metas, deadline = dict(objects), self._deadline(timeout)
+        found: dict[ObjectKey, bool] = self._calls.on_all(
+            list(metas),
+            deadline,
+            lambda node, some: self._headers.lacking(node, [(key, metas[key]) for key in some], deadline),
+        )
+        return [found[key] for key, _ in objects] if len(found) == len(metas) else None
 
     def delete(self, keys: Sequence[ObjectKey], timeout: float) -> int:
         """How many objects were there and are gone."""

@@ -50,6 +50,22 @@ class Headers:
 
         return node.use("find", deadline, work)
 
+    def lacking(
+        self, node: RedisNode, objects: Sequence[tuple[ObjectKey, object_pb2.ObjectMeta]], deadline: float
+    ) -> list[bool | MovedError]:
+        """Whether parts of what these headers promise are gone, in order."""
+
+        def work(connection: BoundedConnection) -> list[bool | MovedError]:
+            commands = Commands(self._servers, node, connection, deadline)
+            counts = commands.exchange([("EXISTS", *self._names.parts(key, meta)) for key, meta in objects])
+            refuse_errors([count for count in counts if not isinstance(count, MovedError)])
+            return [
+                count if isinstance(count, MovedError) else count < meta.parts
+                for count, (_, meta) in zip(counts, objects, strict=True)
+            ]
+
+        return node.use("find", deadline, work)
+
     def delete(self, node: RedisNode, keys: Sequence[ObjectKey], deadline: float) -> list[bool | MovedError]:
         """Whether each was there; headers go first."""
 

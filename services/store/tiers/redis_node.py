@@ -38,7 +38,9 @@ class _BusyError(LinkError):
 
 def name_of(options: Options) -> str:
     """Without credentials."""
-    return str(options["path"]) if "path" in options else f"{options['host']}:{options['port']}"
+    if "path" in options:
+        return str(options["path"])
+    return f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
 
 
 class RedisNode:

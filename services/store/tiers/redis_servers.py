@@ -108,6 +108,10 @@ class RedisServers:
                 self.problem = ""
             except LinkError as error:
                 self.problem = str(error)
+            except Exception as error:
+                # An answer that nobody expects must not end the asking.
+                self.problem = f"{type(error).__name__}: {error}"
+                _log.error("L2's servers could not be made out", exc_info=error)
             self._asked.set()
             self._suspected.wait(self._limits.half_open_seconds)
             self._closed.wait(_PAUSE_SECONDS)

@@ -30,6 +30,8 @@ DAMAGED = counter("kvblend_l2_redis_damaged_objects", "Objects in Redis found da
 
 # Parts outlive their header, so that expiry never leaves a header without parts.
 _PART_EXTRA_SECONDS = 60
+# More than this comes over two connections: while one is read from, Redis fills the other.
+_ONE_LANE_BYTES = 1 << 20
 # KEYS: header, parts. ARGV: the header's value, its life in seconds. Returns the value that was there.
 _FINISH = Script("""
 if redis.call('EXISTS', unpack(KEYS, 2)) ~= #KEYS - 1 then
@@ -59,8 +61,7 @@ class Transfers:
 
         def receive(connection: BoundedConnection) -> bool:
             nonlocal damage
-            large = len(target) > PartReader.SLICE_BYTES
-            with node.spare_connection(deadline) if large else nullcontext() as other:
+            with node.spare_connection(deadline) if len(target) > _ONE_LANE_BYTES else nullcontext() as other:
                 lanes = [connection, other] if other is not None else [connection]
                 try:
                     return self._receive(
@@ -140,7 +141,7 @@ class Transfers:
         ]
         header = self._names.header(key)
         value = encode_header(key, stored)
-        finish = ("EVALSHA", _FINISH.digest, 1 + len(names), header, *names, value, ttl)
+        finish: Command = ("EVALSHA", _FINISH.digest, 1 + len(names), header, *names, value, ttl)
 
         def send(connection: BoundedConnection) -> None:
             commands = Commands(self._servers, node, connection, deadline)

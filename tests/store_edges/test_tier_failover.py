@@ -39,7 +39,7 @@ def payload(key: ObjectKey) -> bytes:
 
 @contextmanager
 def tier_on(url: str, half_open_seconds: float = 30.0, **options: float) -> Iterator[RedisTier]:
-    tier = RedisTier(url, half_open_seconds=half_open_seconds, **options)  # type: ignore[arg-type]
+    tier = RedisTier(url, part_bytes=MIB, half_open_seconds=half_open_seconds, **options)  # type: ignore[arg-type]
     try:
         yield tier
     finally:

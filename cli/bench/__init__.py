@@ -1,0 +1,1 @@
+"""`kvblend bench`: questions about a workload that need no running service."""
