@@ -163,6 +163,8 @@ def _counts(store: Any, matcher: Any, agent: Any) -> Table:
         leases = f"{store.held_leases:,} held, {store.busy_leases:,} busy"
         trouble = f"{store.quarantined_objects:,} quarantined, {store.checksum_failures:,} checksum failures"
         table.add_row("leases", f"{leases} · {store.reserved_objects:,} reserved, {trouble}")
+        if store.HasField("arena"):
+            table.add_row("arena", _arena(store.arena))
         changes = f"{store.stored_chunks:,} stored, {store.evicted_chunks:,} evicted"
         table.add_row("chunks", f"{changes} · {store.outbox_events:,} events wait for the matcher")
     if matcher is not None:
@@ -181,6 +183,13 @@ def _counts(store: Any, matcher: Any, agent: Any) -> Table:
             text = f"{name} · {format_bytes(item.mapped_bytes)} mapped · {item.open_requests} open requests · {rope}"
             table.add_row("engine", Text(text))
     return table
+
+
+def _arena(arena: store_pb2.ArenaUsage) -> str:
+    held = f"{format_bytes(arena.whole_bytes)} whole, {format_bytes(arena.partial_bytes)} partial chunks"
+    free = f"{format_bytes(arena.free_bytes)} free, {format_bytes(arena.longest_free_bytes)} of it in one piece"
+    huge = f", {format_bytes(arena.huge_page_bytes)} in huge pages" if arena.huge_page_bytes else ""
+    return f"{held} · {free}{huge}"
 
 
 def _log(log: matcher_pb2.LogState) -> Text:

@@ -40,6 +40,9 @@ STORE_STATS = store_pb2.GetStoreStatsResponse(
         ),
         store_pb2.TierUsage(tier=common_pb2.TIER_L2, used_bytes=5 * GIB, objects=11020, detail="connection refused"),
     ],
+    arena=store_pb2.ArenaUsage(
+        whole_bytes=880 << 20, partial_bytes=63 << 20, free_bytes=1105 << 20, longest_free_bytes=GIB
+    ),
     held_leases=48,
     busy_leases=12,
     reserved_objects=30,

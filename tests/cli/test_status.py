@@ -38,6 +38,7 @@ def test_a_busy_system_fits_the_terminal_and_shows_its_numbers() -> None:
     lines = text.splitlines()
     assert len(lines) <= 30
     assert max(len(line.rstrip()) for line in lines) <= 100
+    assert "880 MiB whole, 63.0 MiB partial chunks · 1.1 GiB free, 1.0 GiB of it in one piece" in text
     for shown in (
         "a1a1a1a1",
         "SmolLM2-135M [bold]x",
