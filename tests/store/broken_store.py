@@ -67,7 +67,7 @@ def keeps_evictions_to_itself() -> None:
 
 def publishes_halves() -> None:
     """Matchers are told of a chunk before its last rank has committed."""
-    Chunk.complete = property(lambda self: bool(self.objects))  # type: ignore[assignment, method-assign]
+    Chunk.complete = property(lambda self: bool(self.objects), lambda self, _: None)  # type: ignore[assignment]
 
 
 FAULTS = {

@@ -182,7 +182,7 @@ def test_what_must_stay_is_never_in_the_way(tmp_path: Path) -> None:
         chunk.protectors = int(number % 10 == 5)
     pinned = [chunk for chunk in chunks if chunk.pinned or chunk.protectors]
     with churn.state.lock:
-        assert churn.state.make_block(large.shape.payload_bytes(0, CHUNK), 200, churn_writer()) is None
+        assert churn.state.make_block(large.shape.payload_bytes(0, CHUNK), 200, churn_writer(), "t") is None
     assert all(chunk.resident for chunk in pinned)
 
 

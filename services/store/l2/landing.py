@@ -47,7 +47,7 @@ class Landing:
     def transfer(self, chunk: L2Chunk, wanted: Callable[[], bool]) -> Chunk | None:
         """The chunk, usable in the arena and protected there until `release`; None: it is not."""
         blocks: dict[ObjectKey, int] = {}
-        landed = False
+        landed = whole = False
         try:
             blocks = self._take_blocks(chunk)
             passage("l2.fetch")
@@ -55,9 +55,13 @@ class Landing:
                 wanted() and self._read(key, chunk.objects[key], header) for key, header in blocks.items()
             )
             passage("l2.land")
+            whole = True
         finally:
             with self._state.lock:
                 usable = self._settle(chunk, blocks, landed)
+                # Not after an error: nobody would release it.
+                if whole and usable is not None:
+                    usable.protectors += 1
         return usable
 
     def release(self, chunk: Chunk) -> None:
@@ -113,8 +117,6 @@ class Landing:
             else:
                 state.pool.free(header)
         usable = state.usable(chunk.key)
-        if usable is not None:
-            usable.protectors += 1
         if size:
             state.stats.add("l2_fetched_chunks")
             state.stats.add("l2_fetched_bytes", size)
