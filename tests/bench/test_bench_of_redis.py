@@ -1,4 +1,4 @@
-"""The Redis bench, run small: all have figures, what comes back is what was sent, and no target is judged by it."""
+"""The Redis bench, run small: everybody has figures, what comes back is what was sent, no target is judged."""
 
 import io
 import shutil

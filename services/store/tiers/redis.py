@@ -141,6 +141,7 @@ class RedisTier:
         give_up_at = time.monotonic() + timeout
         gone = 0
         for _ in range(_CLEARS):
+            self._servers.masters(give_up_at)
             before = self._servers.changes
             nodes = self._servers.masters(give_up_at)
             walks = self._calls.side_by_side(nodes, give_up_at, lambda node: self._clear(node, matches, give_up_at))

@@ -17,6 +17,8 @@ FAILURES = counter("kvblend_l2_redis_failures", "Calls to Redis without a result
 
 # Connecting at once, so that threads that hang in it cannot pile up.
 _DIALS = 4
+# What a second connection is worth waiting for.
+_SPARE_SECONDS = 0.1
 # A caller in more of a hurry than this proves nothing about the server when it goes without an answer.
 _FAIR_SECONDS = 0.05
 # Keys are elsewhere, or on their way: no fault of this server. (MovedError is an AskError.)
@@ -107,7 +109,8 @@ class RedisNode:
             return
         try:
             try:
-                connection = self._quiet_connection() or self._dial(deadline)
+                soon = min(deadline, time.monotonic() + _SPARE_SECONDS)
+                connection = self._quiet_connection() or self._dial(soon)
             except LinkError:
                 yield None
                 return
