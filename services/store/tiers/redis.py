@@ -141,6 +141,7 @@ class RedisTier:
         give_up_at = time.monotonic() + timeout
         gone = 0
         for _ in range(_CLEARS):
+            # The first answer is waited for before changes of it are counted.
             self._servers.masters(give_up_at)
             before = self._servers.changes
             nodes = self._servers.masters(give_up_at)
