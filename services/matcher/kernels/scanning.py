@@ -182,6 +182,48 @@ def _order(keys: I64, agreed: I32) -> None:
 
 
 @njit(nogil=True, cache=True)
+def _widest(windows: tuple[int, ...]) -> int:
+    widest = 0
+    for window in windows:
+        widest = max(widest, window)
+    return widest
+
+
+@njit(nogil=True, cache=True)
+def _scratch(widest: int) -> tuple[U64, U32, U32, U32, U64, I32, I32, I32, U64]:
+    """sums, keys, hashes, words, flags, places, passed, found, starts: room for one block of one class."""
+    return (
+        np.empty(BLOCK + widest + 1, dtype=np.uint64),
+        np.empty((2, BLOCK + span_of(widest)), dtype=np.uint32),
+        np.empty(BLOCK, dtype=np.uint32),
+        np.empty(BLOCK, dtype=np.uint32),
+        np.empty(BLOCK // 8, dtype=np.uint64),
+        np.empty(BLOCK, dtype=np.int32),
+        np.empty(BLOCK, dtype=np.int32),
+        np.empty(BLOCK, dtype=np.int32),
+        np.empty(BLOCK + 1, dtype=np.uint64),
+    )
+
+
+@njit(nogil=True, cache=True)
+def _hash(sums: U64, least: U32, window: int, span: int, hashing: Hashing, places: I32, hashes: U32) -> int:
+    """Fingerprints of the windows that are looked for, and of anchored ones their places; returns how many."""
+    if span == 1:
+        hash_windows(sums, window, hashing, hashes[: len(least)])
+        return len(least)
+    count = anchors_of(least, places)
+    hash_places(sums, width_of(window), places[:count], hashing, hashes)
+    return count
+
+
+@njit(nogil=True, cache=True)
+def _place(passed: I32, places: I32) -> None:
+    """From indexes of anchors to their places."""
+    for index in range(len(passed)):
+        passed[index] = places[passed[index]]
+
+
+@njit(nogil=True, cache=True)
 def scan(
     tokens: U32, first: int, last: int, high: int, block: int, windows: tuple[int, ...], indexes: tuple[Buckets, ...],
     hashing: Hashing, columns: ReaderColumns, reader: Reader, out: Output,
@@ -193,18 +235,8 @@ def scan(
     there may be room for no more; BUSY: much was compared, look at the clock). The block at hand is then undone, unless
     it is of one position.
     """
-    widest = 0
-    for window in windows:
-        widest = max(widest, window)
-    sums = np.empty(BLOCK + widest + 1, dtype=np.uint64)
-    keys = np.empty((2, BLOCK + span_of(widest)), dtype=np.uint32)
-    hashes = np.empty(BLOCK, dtype=np.uint32)
-    words = np.empty(BLOCK, dtype=np.uint32)
-    flags = np.empty(BLOCK // 8, dtype=np.uint64)
-    places = np.empty(BLOCK, dtype=np.int32)
-    passed = np.empty(BLOCK, dtype=np.int32)
-    found = np.empty(BLOCK, dtype=np.int32)
-    starts = np.empty(BLOCK + 1, dtype=np.uint64)
+    widest = _widest(windows)
+    sums, keys, hashes, words, flags, places, passed, found, starts = _scratch(widest)
     pool, rows, owners = columns.pool, columns.rows, columns.owners
     occurrences, agreements, counts = out.keys, out.agreed, out.counts
     compared = 0
@@ -234,19 +266,13 @@ def scan(
                 double_span(least, span, other[:keyed])
                 least, other = other, least
                 span *= 2
-            count = usable
-            if span == 1:
-                hash_windows(sums, window, hashing, hashes[:usable])
-            else:
-                count = anchors_of(least[:usable], places)
-                hash_places(sums, width_of(window), places[:count], hashing, hashes)
+            count = _hash(sums, least[:usable], window, span, hashing, places, hashes)
             flags[(count - 1) // 8] = np.uint64(0)
             _filter(hashes[:count], buckets.bits, words, flags.view(np.uint8))
             known = _known(hashes, passed, _passed(flags[: (count + 7) // 8], passed), buckets, found, starts)
             _fetch(starts, known, window, rows, pool)
             if span > 1:
-                for index in range(known):
-                    passed[index] = places[passed[index]]
+                _place(passed[:known], places)
             compared = _collect(
                 tokens, passed[:known], found[:known], position, position + usable, high, window, nodes, pool, rows,
                 owners, reader, occurrences, agreements, counts, compared, at_most,
