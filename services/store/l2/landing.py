@@ -47,7 +47,6 @@ class Landing:
     def transfer(self, chunk: L2Chunk, wanted: Callable[[], bool]) -> Chunk | None:
         """The chunk, usable in the arena and protected there until `release`; None: it is not."""
         blocks: dict[ObjectKey, int] = {}
-        landed = False
         try:
             blocks = self._take_blocks(chunk)
             passage("l2.fetch")
@@ -55,10 +54,15 @@ class Landing:
                 wanted() and self._read(key, chunk.objects[key], header) for key, header in blocks.items()
             )
             passage("l2.land")
-        finally:
+        except BaseException:
             with self._state.lock:
-                usable = self._settle(chunk, blocks, landed)
-        return usable
+                protected = self._settle(chunk, blocks, landed=False)
+            if protected is not None:
+                # Nobody is given it, so nobody else would release it.
+                self.release(protected)
+            raise
+        with self._state.lock:
+            return self._settle(chunk, blocks, landed)
 
     def release(self, chunk: Chunk) -> None:
         """It has been leased by those who wanted it, or nobody wants it any more."""
