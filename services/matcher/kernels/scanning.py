@@ -244,8 +244,7 @@ def scan(
     position = first
     while position < last:
         size = min(block, last - position)
-        # One position is never undone for this.
-        at_most = _COMPARED_AT_MOST if size > 1 else _WITHOUT_LIMIT
+        at_most = _COMPARED_AT_MOST if size > 1 else _WITHOUT_LIMIT  # One position is never undone for this.
         pairs, candidates, verified = counts[PAIRS], counts[CANDIDATES], counts[VERIFIED]
         sum_terms(tokens[position : min(high, position + size + widest)], hashing, sums)
         span = 1
@@ -259,9 +258,7 @@ def scan(
             if window == 0 or usable <= 0:
                 continue
             buckets = indexes[class_]
-            nodes = buckets.nodes
-            # Classes ascend.
-            while span < span_of(window):
+            while span < span_of(window):  # Classes ascend.
                 keyed -= span
                 double_span(least, span, other[:keyed])
                 least, other = other, least
@@ -274,8 +271,8 @@ def scan(
             if span > 1:
                 _place(passed[:known], places)
             compared = _collect(
-                tokens, passed[:known], found[:known], position, position + usable, high, window, nodes, pool, rows,
-                owners, reader, occurrences, agreements, counts, compared, at_most,
+                tokens, passed[:known], found[:known], position, position + usable, high, window, buckets.nodes, pool,
+                rows, owners, reader, occurrences, agreements, counts, compared, at_most,
             )  # fmt: skip
             if compared == NONE or compared > at_most:
                 counts[PAIRS], counts[CANDIDATES], counts[VERIFIED] = pairs, candidates, verified
