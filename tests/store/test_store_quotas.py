@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from store_kit import CHUNK, SESSION, FakeMatcher, LocalStore, text
+from store_kit import CHUNK, SESSION, FakeMatcher, LocalStore, Segment, text
 
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import store_pb2
@@ -152,8 +152,9 @@ def test_case_34_documents_outlast_always_new_orders_of_them(shm_dir: Path) -> N
         order = [(7 * number + 3 * place * (number % 11 + 1)) % 50 for place in range(14)]
         order = list(dict.fromkeys(order))
         matcher.segments = [
-            pb.Segment(
+            Segment(
                 query_position=2 * CHUNK * place,
+                stored_position=0,
                 length=2 * CHUNK,
                 domain=pb.DOMAIN_SEGMENT,
                 context_class=pb.CONTEXT_CLASS_ALONE,
