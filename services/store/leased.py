@@ -10,7 +10,7 @@ from services.store.state import StoreState, rank_objects
 
 
 def object_columns(state: StoreState, chunks: Sequence[Chunk], rank: int) -> store_pb2.ObjectColumns:
-    """One rank's objects of complete chunks of one space. Needs the lock."""
+    """One rank's objects of complete, resident chunks of one space. Needs the lock."""
     if not chunks:
         return store_pb2.ObjectColumns()
     headers, of_object = rank_objects(chunks, rank)

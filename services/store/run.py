@@ -128,9 +128,12 @@ class Run:
             self._state.touch([self._leased[piece.key] for piece in pieces])
 
     def objects(self, known: Iterable[ChunkKey] = ()) -> store_pb2.ObjectColumns:
-        """Objects of the run's rank that are leased, but those of `known` chunks."""
+        """Objects of the run's rank that are leased, but those of `known` chunks.
+
+        A chunk that has left since it was leased is left out: its blocks may hold another's bytes by now.
+        """
         skip = set(known)
-        chunks = [chunk for key, chunk in self._leased.items() if key not in skip]
+        chunks = [chunk for key, chunk in self._leased.items() if key not in skip and chunk.resident]
         return object_columns(self._state, chunks, self.holder.rank)
 
     @property

@@ -8,7 +8,7 @@ import pytest
 from store_kit import CHUNK, OTHER_SESSION, SESSION, FakeMatcher, LocalStore, Segment, model_space, text
 
 from kvblend.v1 import common_pb2 as pb
-from kvblend.v1 import store_pb2
+from kvblend.v1 import matcher_pb2, store_pb2
 from services.common.errors import KvblendError
 from services.common.identity import chain_chunks, chain_start, context_hash
 from services.common.tokens import encode_u32
@@ -359,3 +359,28 @@ def test_case_56_counters_add_up_on_a_known_trace(store: LocalStore) -> None:
     assert store.state.stats.get("lookups") == 10
     assert store.state.stats.get("requested_tokens") == 10 * (4 * CHUNK + 1)
     assert store.state.stats.get("prefix_hit_tokens") == 24 * CHUNK
+
+
+def test_a_block_that_is_taken_from_an_answer_in_the_making_is_not_given_out_as_the_old_text(shm_dir: Path) -> None:
+    """While a matcher is asked, the prefix's chunk leaves and its very block takes the text that the matcher names."""
+    matcher = FakeMatcher()
+    store = LocalStore(shm_dir, pages=256, matcher=matcher)
+    space, prompt, document = store.space(), text(1, CHUNK), text(2, CHUNK)
+    block = store.put(space, prompt).places()[0][1]
+    answer = matcher.match
+
+    def replaced(request: matcher_pb2.MatchRequest, timeout: float) -> matcher_pb2.MatchResponse:
+        with store.state.lock:
+            (chunk,) = store.state.catalog
+            store.state.remove(chunk, pb.REASON_CLEARED)
+        stored = store.put(space, document, document="d")
+        assert stored.places()[0][1].header == block.header
+        hashes = stored.chunks[0].chain_hash
+        matcher.segments = [Segment(CHUNK, 0, CHUNK, chain_hashes=hashes, chunk_lengths=CHUNK.to_bytes(4, "little"))]
+        return answer(request, timeout)
+
+    matcher.match = replaced  # type: ignore[method-assign]
+    found = store.lookup(space, [*prompt, *document, 1], want_segments=True)
+    assert [item.domain for item in found.objects] == [pb.DOMAIN_SEGMENT], "the prompt's chunk is there no more"
+    assert store.begin(found, found.objects[0]) == 0
+    store.close()
