@@ -82,7 +82,9 @@ class Query:
         """Equal for queries that must get the same answer."""
         flags = bytes([self.want_segments, self.accept_blended, *self.context_classes])
         spans = b"".join(span.SerializeToString(deterministic=True) for span in self.spans)
-        hasher = blake3(self.space.root + len(flags).to_bytes(4, "little") + flags)
+        # Lengths first: where the tokens end must not be left to what follows them.
+        lengths = len(flags).to_bytes(4, "little") + len(self.data).to_bytes(8, "little")
+        hasher = blake3(self.space.root + lengths + flags)
         return hasher.update(self.data).update(spans).digest()
 
 

@@ -268,11 +268,12 @@ class StoreState:
         return [chunk if chunk is not None and chunk.usable(wall) else None for chunk in chunks]
 
     def touch(self, chunks: Sequence[Chunk]) -> None:
-        """One request reuses them; in the order of its tokens."""
+        """One request reuses them; in the order of its tokens. Those that have left meanwhile are passed over."""
         now = self.clock.now()
-        for chunk in chunks:
+        here = [chunk for chunk in chunks if chunk.resident]
+        for chunk in here:
             chunk.last_used = now
-        self.policy.used(chunks, now)
+        self.policy.used(here, now)
 
     def lease(self, holder: HolderKey, chunks: Sequence[Chunk]) -> int:
         """HELD leases on the rank's objects of usable chunks of one space, each given once.

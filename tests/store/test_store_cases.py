@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from process_kit import Agent, StoreProcess
@@ -89,6 +90,31 @@ def test_case_51_a_fetch_that_is_aborted_at_any_step_frees_its_blocks_once(
         assert store.lookup(space, [*prompt, 1], request="again").prefix == 4 * CHUNK
     store.lookups.end_request(SESSION, "again")
     empty_arena(store)
+    check_blocks(store)
+    assert not store.state.pool.used_bytes
+
+
+def test_case_51_a_fetch_that_finds_no_room_by_an_error_gives_back_what_it_took(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space, prompt = store.space(model_space(groups=2)), text(1, CHUNK)
+    store.put(space, prompt)
+    until(in_l2(store, 1))
+    empty_arena(store)
+    make_block, made = store.state.make_block, []
+
+    def second_fails(*arguments: Any) -> int | None:
+        if made:
+            raise RuntimeError("out of luck")
+        made.append(make_block(*arguments))
+        return made[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.state, "make_block", second_fails)
+        assert store.lookup(space, [*prompt, 1]).prefix == 0
+        store.lookups.end_request(SESSION, "r")
+        until(lambda: not store.parts.l2.fetches.wanted_bytes)  # type: ignore[union-attr]
+    assert made
     check_blocks(store)
     assert not store.state.pool.used_bytes
 

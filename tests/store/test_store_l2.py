@@ -11,7 +11,7 @@ from store_kit import CHUNK, SESSION, FakeMatcher, LocalStore, model_space, text
 from test_store_lookup import segment_of
 
 from kvblend.v1 import common_pb2 as pb
-from kvblend.v1 import store_pb2
+from kvblend.v1 import object_pb2, store_pb2
 from services.common.errors import KvblendError
 from services.store.changes import STORE_OWNER, Cleared, Removed
 from services.store.clearing import clear
@@ -292,3 +292,19 @@ def test_a_request_that_ends_while_l2_is_slow_leaves_no_lease(store: LocalStore,
     thread.join()
     assert ended == ["SUPERSEDED"]
     assert store.state.leases.held_count == 0
+
+
+def test_what_l2_has_of_another_tenant_or_model_is_no_answer(store: LocalStore, tier: MemoryTier) -> None:
+    space, prompt = store.space(), text(1, 2 * CHUNK)
+    for field, foreign in (("tenant", "somebody else"), ("model_space_id", bytes(16)), ("space_id", bytes(16))):
+        store.put(space, prompt)
+        until(in_l2(store, 2))
+        empty_arena(store)
+        kept = [object_pb2.ObjectMeta.FromString(meta.SerializeToString()) for meta, _ in tier.objects.values()]
+        for meta, _ in tier.objects.values():
+            setattr(meta, field, foreign)
+        assert store.lookup(space, [*prompt, 1], request=field).prefix == 0
+        for (meta, _), was in zip(tier.objects.values(), kept, strict=True):
+            meta.CopyFrom(was)
+        assert store.lookup(space, [*prompt, 1], request=f"{field} again").prefix == 2 * CHUNK
+        store.lookups.end_request(SESSION, f"{field} again")

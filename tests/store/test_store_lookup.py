@@ -384,3 +384,29 @@ def test_a_block_that_is_taken_from_an_answer_in_the_making_is_not_given_out_as_
     assert [item.domain for item in found.objects] == [pb.DOMAIN_SEGMENT], "the prompt's chunk is there no more"
     assert store.begin(found, found.objects[0]) == 0
     store.close()
+
+
+def test_what_has_left_before_its_use_is_counted_is_not_used(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space, prompt = store.space(), text(1, 2 * CHUNK)
+    store.put(space, prompt)
+    gone, stays = store.state.catalog
+    with store.state.lock:
+        store.state.remove(gone, pb.REASON_CLEARED)
+    told: list[object] = []
+    monkeypatch.setattr(store.state.policy, "used", lambda chunks, _now: told.extend(chunks))
+    with store.state.lock:
+        store.state.touch([gone, stays])
+    assert told == [stays]
+
+
+def test_questions_differ_wherever_their_tokens_end(store: LocalStore) -> None:
+    """The same bytes, once as a span and once as tokens."""
+    space = store.space()
+    spans = [pb.OpaqueSpan(offset=offset, length=128, digest=bytes(32)) for offset in (128, 256)]
+    tokens, more = encode_u32(range(400)), spans[0].SerializeToString(deterministic=True)
+    assert len(more) % 4 == 0
+    one = make_query(store_pb2.LookupRequest(tokens=tokens, opaque_spans=spans), space)
+    other = make_query(store_pb2.LookupRequest(tokens=tokens + more, opaque_spans=spans[1:]), space)
+    assert one.digest != other.digest

@@ -186,6 +186,25 @@ def test_a_name_that_comes_while_l2_is_being_written_gets_there_too(with_l2: Loc
     until(lambda: names_in(tier) == [{"one", "two"}])
 
 
+def test_a_restart_does_not_believe_that_l2_knows_a_name_that_came_too_late(
+    with_l2: LocalStore, tier: MemoryTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space, body = with_l2.space(), text(1, CHUNK)
+    tier.writing.clear()
+    with_l2.put(space, body, document="one")
+    until(lambda: with_l2.state.leases.busy_count == 1)
+    with_l2.put(space, body, document="two")
+    # The second write does not come about.
+    monkeypatch.setattr(with_l2.parts.l2.writing, "_put", lambda _: False)  # type: ignore[union-attr]
+    tier.writing.set()
+    until(lambda: with_l2.state.leases.busy_count == 0)
+    until(lambda: names_in(tier) == [{"one"}])
+    with restarted(with_l2) as again:
+        (chunk,) = again.state.catalog
+        assert chunk.documents == {"one", "two"}
+        assert not chunk.in_l2
+
+
 def test_what_l2_does_not_know_yet_is_cleared_there_all_the_same(with_l2: LocalStore, tier: MemoryTier) -> None:
     space, body = with_l2.space(), text(1, CHUNK)
     with_l2.put(space, body, document="one")

@@ -34,19 +34,20 @@ def whole_chunks(
     """Chunks that are there in full, of a tier's answer."""
     found: dict[ChunkKey, L2Chunk] = {}
     for key, meta in zip(asked, metas, strict=True):
-        if meta is not None and _is_sound(key, meta, space.model_space_id, space.shape):
+        if meta is not None and _is_sound(key, meta, space):
             found.setdefault(key.chunk, L2Chunk(key.chunk, {}, clears)).objects[key] = meta
     return {key: chunk for key, chunk in found.items() if _is_whole(chunk, space.shape)}
 
 
-def _is_sound(key: ObjectKey, meta: object_pb2.ObjectMeta, model_space_id: bytes, shape: SpaceShape) -> bool:
+def _is_sound(key: ObjectKey, meta: object_pb2.ObjectMeta, space: ResolvedSpace) -> bool:
     """The meta describes the object that this space would have under this key."""
-    info = info_of(meta)
+    info, shape = info_of(meta), space.shape
     return (
         meta.format_version == OBJECT_FORMAT_VERSION
         and (meta.space_id, meta.domain, meta.chain_hash)
         == (key.chunk.space_id, key.chunk.domain, key.chunk.chain_hash)
-        and (meta.model_space_id, meta.groups, meta.ranks) == (model_space_id, shape.groups, shape.ranks)
+        and (meta.model_space_id, meta.tenant) == (space.model_space_id, space.tenant)
+        and (meta.groups, meta.ranks) == (shape.groups, shape.ranks)
         and (meta.group, shape.rank_number(meta.rank)) == (key.group, key.rank)
         and meta.payload_bytes == shape.payload_bytes(key.group, info.token_count)
     )

@@ -49,7 +49,7 @@ class Landing:
         blocks: dict[ObjectKey, int] = {}
         landed = whole = False
         try:
-            blocks = self._take_blocks(chunk)
+            self._take_blocks(chunk, blocks)
             passage("l2.fetch")
             landed = len(blocks) > 0 and all(
                 wanted() and self._read(key, chunk.objects[key], header) for key, header in blocks.items()
@@ -81,10 +81,9 @@ class Landing:
                     if chunk.resident:
                         self._state.remove(chunk, pb.REASON_EVICTED)
 
-    def _take_blocks(self, chunk: L2Chunk) -> dict[ObjectKey, int]:
+    def _take_blocks(self, chunk: L2Chunk, blocks: dict[ObjectKey, int]) -> None:
         """A block for each object that the arena lacks; none if there is no room for all."""
         state = self._state
-        blocks: dict[ObjectKey, int] = {}
         with state.lock:
             for key, meta in chunk.objects.items():
                 if not state.catalog.accepts(key.chunk, info_of(meta), key.group, key.rank):
@@ -93,9 +92,9 @@ class Landing:
                 if header is None:
                     for other in blocks.values():
                         state.pool.free(other)
-                    return {}
+                    blocks.clear()
+                    return
                 blocks[key] = header
-        return blocks
 
     def _read(self, key: ObjectKey, meta: object_pb2.ObjectMeta, header: int) -> bool:
         payload = self._state.pool.payload(header)

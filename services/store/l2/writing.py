@@ -228,7 +228,7 @@ class Writing:
                 state.mark_in_l2(chunk)
                 with self._changed:
                     if names != len(chunk.documents) or chunk in self._queue:
-                        # It has changed meanwhile: L2 does not have what it is now.
-                        chunk.in_l2 = False
+                        # It has changed meanwhile: L2 does not have what it is now, nor may a restart believe so.
+                        state.left_l2([chunk.key])
                         self._put(chunk)
             return chunk.resident
