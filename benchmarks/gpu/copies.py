@@ -69,7 +69,8 @@ def bench(device: CudaDevice, arrangement: str, chunks: int) -> Iterator[Bench]:
         memory = device.open(handles, layout)
         rope = rope_spec(space.groups[0].rope)
         memory.prepare([rope])
-        device.host.wait()
+        if not device.host.wait(60):
+            raise TimeoutError("the arena was not registered in a minute")
         yield Bench(device, memory, arena, rope, _slots(arrangement, chunks))
         memory.close()
 

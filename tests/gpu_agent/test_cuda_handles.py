@@ -2,6 +2,9 @@
 
 import os
 import threading
+import time
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -138,15 +141,40 @@ def test_slabs_are_registered_in_the_background_and_given_back() -> None:
         host.adopt(slab)
     assert not host.is_registered(addresses[0], 1)
     driver.may_register.set()
-    host.wait()
+    assert host.wait(10)
     assert host.is_registered(addresses[0], 4096)
     assert host.is_registered(addresses[1] + 4000, 96)
     assert not host.is_registered(addresses[1] + 4000, 97)
     for slab in slabs:
         host.release(slab)
-    assert not driver.registered
+    eventually(lambda: not driver.registered)
     assert not host.is_registered(addresses[0], 1)
     host.close()
+
+
+def test_a_slab_that_is_given_back_while_the_driver_has_it_stays_mapped_so_long() -> None:
+    driver = FakeDriver()
+    driver.may_register.clear()
+    fake: Any = driver
+    host = HostMemory(fake)
+    slab = np.zeros(4096, np.uint8)
+    unmapped = weakref.ref(slab)
+    host.adopt(slab)
+    assert not host.wait(0.01)
+    host.release(slab)
+    del slab
+    assert unmapped() is not None
+    driver.may_register.set()
+    eventually(lambda: unmapped() is None)
+    assert not driver.registered
+    host.close()
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.001)
 
 
 def test_a_slab_that_cannot_be_registered_stays_slow() -> None:
@@ -154,7 +182,7 @@ def test_a_slab_that_cannot_be_registered_stays_slow() -> None:
     host = HostMemory(fake)
     slab = np.zeros(13, np.uint8)
     host.adopt(slab)
-    host.wait()
+    assert host.wait(10)
     assert not host.is_registered(int(slab.ctypes.data), 13)
     host.release(slab)
     host.close()

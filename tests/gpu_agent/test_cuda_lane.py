@@ -18,6 +18,7 @@ from test_round_trip import Case, cases
 
 from kvblend.layouts import KvShape
 from kvblend.v1 import common_pb2 as common
+from services.common.errors import KvblendError
 from services.gpu_agent.devices import cpu
 from services.gpu_agent.devices.base import Hung, Piece, Stopped
 from services.gpu_agent.devices.cuda.batches import MAX_FRAGMENTS, MAX_TOKENS, Batches, pack, table_bytes
@@ -152,6 +153,22 @@ def test_a_copy_that_hangs_is_given_up_and_shuts_its_lane_until_it_ends() -> Non
         assert not ended.is_set()
         transfer.device.gpu.stuck = False
         assert ended.wait(10)
+        transfer.gather()
+        assert transfer.arrived()
+
+
+def test_a_kernel_that_hangs_while_it_is_prepared_is_said_and_shuts_its_lane_until_it_ends() -> None:
+    with ExitStack() as stack:
+        transfer = Transfer(stack, hang_seconds=0.05)
+        transfer.device.gpu.stuck = True
+        for why in ("does not end", "hold the GPU"):
+            with pytest.raises(KvblendError, match=why):
+                transfer.memory.prepare([rope_spec(NEOX)])
+        transfer.device.gpu.stuck = False
+        turn = transfer.device.inbound._turn
+        assert turn.acquire(timeout=10)
+        turn.release()
+        transfer.memory.prepare([rope_spec(NEOX)])
         transfer.gather()
         assert transfer.arrived()
 

@@ -7,10 +7,12 @@ a transfer is stopped, or found to hang.
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 
 import torch
 
+from services.common.errors import KvblendError
 from services.gpu_agent.devices.base import Bytes, Hung, Watch
 from services.gpu_agent.devices.cuda.batches import Batch, Fragment, Packed, pack, table_bytes
 from services.gpu_agent.devices.cuda.gpu import Gpu
@@ -71,11 +73,41 @@ class Lane:
             Hung: what is in flight does not end; the lane is shut until it does.
             CudaError: the GPU refused; nothing is in flight.
         """
+        with self._taking_turns(watch):
+            self._run(batches, launch, watch)
+
+    def warm(self, launch: Launch) -> None:
+        """Compiles and loads a kernel, which finds nothing to do.
+
+        Raises:
+            KvblendError: OVERLOADED if the GPU does not come to it, or does not end it.
+            CudaError: the GPU refused.
+        """
+        slot, until = self._slots[0], time.monotonic() + 2 * self._hang_seconds
+
+        def watch() -> None:
+            if time.monotonic() > until:
+                raise KvblendError("OVERLOADED", "transfers hold the GPU for so long that nothing can be prepared")
+
+        try:
+            with self._taking_turns(watch):
+                slot.tables[:256].zero_()
+                launch(slot.staging, slot.tables, Packed(0, 0, 0, 0, 0), (1, 1))
+                slot.since = time.monotonic()
+                slot.done.record(self._kernels)
+                # Compiling may have taken longer than any watch allows; hanging is noticed all the same.
+                self._settle(slot, lambda: None)
+        except Hung as hung:
+            hung.keep(ExitStack())
+            raise KvblendError("OVERLOADED", "the GPU does not end a kernel") from hung
+
+    @contextmanager
+    def _taking_turns(self, watch: Watch) -> Iterator[None]:
         while not self._turn.acquire(timeout=0.01):
             watch()
         try:
             with self._gpu.on(self._kernels):
-                self._run(batches, launch, watch)
+                yield
         except Hung:
             # Whoever waits for the copy's end opens the lane again.
             raise
@@ -83,15 +115,6 @@ class Lane:
             self._turn.release()
             raise
         self._turn.release()
-
-    def warm(self, launch: Launch) -> None:
-        """Compiles and loads a kernel, which finds nothing to do."""
-        with self._turn:
-            slot = self._slots[0]
-            with self._gpu.on(self._kernels):
-                slot.tables[:256].zero_()
-                launch(slot.staging, slot.tables, Packed(0, 0, 0, 0, 0), (1, 1))
-            self._kernels.synchronize()
 
     def _run(self, batches: Iterable[Batch], launch: Launch, watch: Watch) -> None:
         first, last = (self._link, self._kernels) if self._inbound else (self._kernels, self._link)
