@@ -31,8 +31,13 @@ def run(quick: bool, screen: Screen) -> dict[str, Any]:
     with LocalServices(arena_bytes=max(arena >> 30, 1) << 30, device="cuda", start_timeout=300) as services:
         client = KvblendClient(services.agent_target, "bench")
         handles = [cuda_handle(buffer.data_ptr(), buffer.nbytes) for buffer in buffers]
-        registered = client.register_kv_cache(model_space(), handles, build_layout(_ARRANGEMENT, shape), timeout=120)
-        assert registered, registered
+        layout = build_layout(_ARRANGEMENT, shape)
+        until = time.monotonic() + 60
+        # The agent opens its session when the store is there; it maps the whole arena for that.
+        while not (registered := client.register_kv_cache(model_space(), handles, layout, timeout=120)):
+            if time.monotonic() > until:
+                raise RuntimeError(f"the engine's memory was not registered: {registered}")
+            time.sleep(0.5)
         time.sleep(5)
         rows = [_row(client, chunks, room, repeats) for chunks in sizes]
         ping = 1e3 * statistics.median(_seconds(client.ping) for _ in range(50))

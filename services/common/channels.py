@@ -17,7 +17,8 @@ CLIENT_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.per_rpc_retry_buffer_size", 16 << 20),
     # A restarted neighbour is tried again within a second, not after the default's minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # How long one attempt may take: a busy server does not accept at once.
+    ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     # A stream of answers is read by the thread that asks for the next, not through another one.
     ("SingleThreadedUnaryStream", 1),

@@ -13,6 +13,7 @@ from gpu_rig import GpuRig, GpuStack, gpu_stack, needs_gpu
 from test_round_trip import ROPES, TOLERANCE, check_moved
 
 from kvblend.layouts import ARRANGEMENTS, KvShape
+from kvblend.results import Segments
 from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
 from kvblend.v1 import store_pb2 as store
@@ -85,7 +86,7 @@ def check_case(stack: GpuStack, case: Case) -> None:
     old = target.engine.read(slots[:length])
     found = target.lookup(prompt, f"r{seed}", at_least=[answer.position])
     covered = [(0, 0, found.prefix_tokens)] if found.prefix_tokens else []
-    covered += [(item.query_position, item.stored_position, item.length) for item in found.segments]
+    covered += [(item.query_position, item.stored_position, item.length) for item in Segments(found.segments)]
     assert sum(size for _, _, size in covered) >= case.tokens - 32
     response = target.retrieve(table, f"r{seed}")
     assert not response.failed
