@@ -11,6 +11,7 @@ from typing import Any
 from benchmarks.common.processes import ROOT
 from benchmarks.common.screen import Screen
 from benchmarks.common.targets import Row, Target
+from cli.bench import cachesim
 from cli.bench.eviction import OPTIMUM, known_policies, measure
 from services.store.eviction import DEFAULT_POLICY
 from services.store.eviction.replay import Trace, read_trace
@@ -78,6 +79,8 @@ def _measured(trace: str, percent: float, rate: str) -> Callable[[Row], Row]:
     def found(section: Row) -> Row:
         if section["quick"]:
             raise LookupError("run small")
+        if not set(cachesim.POLICIES) & {row["policy"] for row in section["rows"]}:
+            raise LookupError("without libcachesim the best general policy is not among them")
         return compare(section["rows"], trace, percent, rate)
 
     return found

@@ -93,12 +93,12 @@ def _disclaim(inspection: Inspection, key: ChunkKey) -> None:
 
 
 def _all_objects(inspection: Inspection, tier: Tier) -> list[tuple[ObjectKey, object_pb2.ObjectMeta]]:
-    """What every header of the tier promises."""
+    """The parts that every header of the tier promises; of its meta nothing else is kept, as there may be millions."""
     # A tier may walk over its objects more than once, and on several threads.
     found: dict[ObjectKey, object_pb2.ObjectMeta] = {}
 
     def look(meta: object_pb2.ObjectMeta) -> bool:
-        found[key_of(meta, meta.rank.tensor)] = meta
+        found[key_of(meta, meta.rank.tensor)] = object_pb2.ObjectMeta(write_id=meta.write_id, parts=meta.parts)
         return False
 
     since, allowed = time.monotonic(), max(0.0, inspection.remaining())
