@@ -14,8 +14,8 @@ import numpy as np
 from benchmarks.common.processes import piped
 from benchmarks.common.screen import Screen
 from benchmarks.gpu.arena import BenchArena
-from benchmarks.gpu.engine import parse_handles
 from benchmarks.gpu.ceilings import link
+from benchmarks.gpu.engine import parse_handles
 from benchmarks.gpu.shapes import BLOCK_TOKENS, CHUNK_BYTES, CHUNK_TOKENS, block_table, kv_shape, model_space
 from kvblend.layouts import build_layout
 from kvblend.v1 import common_pb2 as common

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 
 from benchmarks.common.screen import Screen
-from benchmarks.gpu.copies import bench
 from benchmarks.gpu.ceilings import device_copy, random_bytes, seconds
+from benchmarks.gpu.copies import bench
 from benchmarks.gpu.shapes import BLOCK_TOKENS, CHUNK_BYTES, CHUNK_TOKENS, HEADS, LAYERS, SIZE, block_table
 from services.gpu_agent.devices.cuda.batches import pack, table_bytes
 from services.gpu_agent.devices.cuda.device import CudaDevice
