@@ -174,9 +174,15 @@ class Scene:
 
     def compare(self) -> tuple[set[Name], set[Name]]:
         """What is held, when it is the same as what is found."""
-        self.wait_until_told()
-        whole, partial = self.held()
-        found = self.found()
+        limit = time.monotonic() + 60
+        while True:
+            self.wait_until_told()
+            whole, partial = self.held()
+            found = self.found()
+            # The store makes room ahead of need in the background: what left between the two looks is in one of them.
+            if self.held() == (whole, partial):
+                break
+            assert time.monotonic() < limit, "the store never comes to rest"
         assert whole - found == set(), "stored, and cannot be found"
         assert found - whole == set(), "found, and not there"
         return whole, partial
