@@ -10,10 +10,12 @@ import statistics
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from functools import partial
+from itertools import islice, product
+from typing import TypeVar
 
 import redis
 import xxhash
@@ -26,6 +28,7 @@ from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import object_pb2
 from services.common.identity import OBJECT_FORMAT_VERSION
 from services.store.objects import ChunkKey, ObjectKey
+from services.store.tiers.base import Read, Write
 from services.store.tiers.redis import RedisTier
 
 MIB = 1 << 20
@@ -38,8 +41,11 @@ _PART_MIB = 2
 # What one contender writes and reads in one round.
 _VOLUME_MIB = 64
 _CALLERS = (1, 4)
+# Objects of one call of ours.
+_TOGETHER = (1, 8)
 _WORKERS = (1, 2, 4)
 _ROUNDS = (7, 1)
+_T = TypeVar("_T")
 # Puts the volume there, gets it back.
 Pair = tuple[Callable[[], object], Callable[[], object]]
 
@@ -58,35 +64,43 @@ class _Arena:
         self.target[:] = bytes(size)
 
 
-def _ours(tier: RedisTier, arena: _Arena, object_bytes: int, callers: int, threads: ThreadPoolExecutor) -> Pair:
-    keys, metas = [], []
-    places = range(0, len(arena.source), object_bytes)
-    for start in places:
+def _ours(
+    tier: RedisTier, arena: _Arena, object_bytes: int, together: int, callers: int, threads: ThreadPoolExecutor
+) -> Pair:
+    """`together`: objects of one call."""
+    keys, payloads, targets = [], [], []
+    for start in range(0, len(arena.source), object_bytes):
         name = f"{object_bytes}/{start}/{tier.tier_id}".encode()
         keys.append(ObjectKey(ChunkKey(b"s" * 16, pb.DOMAIN_EXACT, xxhash.xxh3_128_digest(name) * 2), 0, 0))
-        data = arena.source[start : start + object_bytes]
-        metas.append(_meta(keys[-1], data))
+        payloads.append(arena.source[start : start + object_bytes])
+        targets.append(arena.target[start : start + object_bytes])
+    writes = [Write(key, _meta(key, data), data) for key, data in zip(keys, payloads, strict=True)]
 
-    def put(index: int) -> None:
-        start = places[index]
-        if not tier.write(keys[index], metas[index], arena.source[start : start + object_bytes], _SECONDS):
+    def put(some: Sequence[Write]) -> None:
+        if not all(tier.write(some, _SECONDS)):
             raise RuntimeError("a write failed")
 
-    def get(index: int, meta: object_pb2.ObjectMeta | None) -> None:
-        start = places[index]
-        target = arena.target[start : start + object_bytes]
-        if meta is None or not tier.read_into(keys[index], meta, target, _SECONDS):
+    def get(some: Sequence[tuple[ObjectKey, object_pb2.ObjectMeta | None, memoryview]]) -> None:
+        reads = [Read(key, meta, target) for key, meta, target in some if meta is not None]
+        if len(reads) < len(some) or not all(tier.read_into(reads, _SECONDS)):
             raise RuntimeError("a read failed")
 
     each: Callable[..., Iterable[None]] = map if callers == 1 else threads.map
 
     def put_all() -> None:
-        deque(each(put, range(len(keys))), 0)
+        deque(each(put, _batches(writes, together)), 0)
 
     def get_all() -> None:
-        deque(each(get, range(len(keys)), tier.find(keys, _SECONDS)), 0)
+        found = zip(keys, tier.find(keys, _SECONDS), targets, strict=True)
+        deque(each(get, _batches(found, together)), 0)
 
     return put_all, get_all
+
+
+def _batches(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
+    rest = iter(items)
+    while some := list(islice(rest, size)):
+        yield some
 
 
 def _meta(key: ObjectKey, data: memoryview) -> object_pb2.ObjectMeta:
@@ -158,11 +172,11 @@ def _contenders(
                 if size < part:
                     # One part of its own size: that is there already.
                     continue
-                for callers in _CALLERS:
+                for callers, together in product(_CALLERS, _TOGETHER):
                     row = {"contender": "kvblend", "transport": transport, "object_mib": size, "part_mib": part}
                     threads = stack.enter_context(ThreadPoolExecutor(callers))
-                    pair = _ours(tier, arena, size * MIB, callers, threads)
-                    found.append(({**row, "callers": callers}, pair))
+                    pair = _ours(tier, arena, size * MIB, together, callers, threads)
+                    found.append(({**row, "together": together, "callers": callers}, pair))
     if peer is not None:
         for size in sizes[:2]:
             for workers in _WORKERS:
@@ -222,8 +236,9 @@ def _rounds(contenders: Sequence[tuple[Row, Pair]], admin: redis.Redis, volume: 
 def _text(row: Row) -> str:
     sizes = ", ".join(f"{name.removesuffix('_mib')} {row[name]} MiB" for name in row if name.endswith("_mib"))
     workers = f", {row['workers']} workers" if "workers" in row else ""
+    workers += f", {row['together']} a call" if "together" in row else ""
     rates = f"SET {row['set_gb_s']:.2f}, GET {row['get_gb_s']:.2f} GB/s"
-    return f"{row['transport']:4}  {row['contender']:22} {sizes + workers:32} {rates}"
+    return f"{row['transport']:4}  {row['contender']:22} {sizes + workers:40} {rates}"
 
 
 def targets(_section: Row) -> list[Target]:

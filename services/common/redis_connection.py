@@ -104,11 +104,10 @@ class BoundedConnection:
         self.send(*arguments)
         return self.receive()
 
-    def send_from_memory(self, *arguments: Argument) -> None:
-        """Like `send`; memoryviews of bytes leave from where they lie, together with what is around them."""
-        with self.raw() as socket:
-            socket.send_all_of(self._inner.pack_command(*arguments))
-        self.unanswered += 1
+    def packed(self, *arguments: Argument) -> list[bytes | memoryview]:
+        """A command as it is sent; memoryviews of many bytes stay where they lie."""
+        buffers: list[bytes | memoryview] = self._inner.pack_command(*arguments)
+        return buffers
 
     def exchange(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
         """Replies of pipelined commands, in order; a refusal is a ResponseError among them."""
@@ -134,6 +133,10 @@ class BoundedConnection:
         except OSError as error:
             raise _as_link_error(error) from None
         self._broken = broken
+
+    def fileno(self) -> int:
+        socket: BoundedSocket = self._inner.bounded
+        return socket.fileno()
 
     def run(self, script: Script, keys: list[bytes], *arguments: Argument) -> Any:
         try:

@@ -21,7 +21,7 @@ from redis_topologies import (
     wait_for_master,
     wait_until,
 )
-from tier_contract import SECONDS, get, key_for, meta_for, name_of, payload_of, put
+from tier_contract import SECONDS, get, key_for, meta_for, name_of, payload_of, put, write
 
 from services.store.objects import ObjectKey
 from services.store.tiers.redis import RedisTier
@@ -75,7 +75,7 @@ class Load:
 
     def _write(self, key: ObjectKey) -> None:
         data = payload(key)
-        self._tier.write(key, meta_for(key, data), memoryview(data), 1.0)
+        write(self._tier, key, meta_for(key, data), data, 1.0)
 
     def _read(self, key: ObjectKey) -> None:
         found = get(self._tier, key)
