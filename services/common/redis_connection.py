@@ -76,6 +76,7 @@ class BoundedConnection:
         # Replies that are still to come.
         self.unanswered = 0
         self._broken = False
+        self._spoilt = False
 
     def until(self, deadline: float) -> None:
         self._inner.bounded.deadline = deadline
@@ -138,6 +139,10 @@ class BoundedConnection:
         socket: BoundedSocket = self._inner.bounded
         return socket.fileno()
 
+    def spoil(self) -> None:
+        """What comes on it cannot be made out any more: it is not used again."""
+        self._spoilt = True
+
     def run(self, script: Script, keys: list[bytes], *arguments: Argument) -> Any:
         try:
             return self.call("EVALSHA", script.digest, len(keys), *keys, *arguments)
@@ -146,7 +151,7 @@ class BoundedConnection:
 
     def is_usable(self) -> bool:
         """Not with a reply outstanding: it would answer the next question."""
-        return not self._broken and not self.unanswered and self._inner.bounded.is_quiet()
+        return not self._broken and not self._spoilt and not self.unanswered and self._inner.bounded.is_quiet()
 
     def close(self) -> None:
         self._inner.disconnect()

@@ -20,7 +20,8 @@ class ScriptedSocket:
         self.is_buffered = buffered
         self._answer = answer
         self._cuts = cuts
-        self._turn = 0
+        # In each direction.
+        self._turns = {"in": 0, "out": 0}
         self._end = end
         self._heard = bytearray()
         self._waiting = bytearray()
@@ -29,7 +30,7 @@ class ScriptedSocket:
         pass
 
     def send_now(self, buffers: Sequence[bytes | memoryview]) -> int:
-        data = b"".join(buffers[:1] if self.is_buffered else buffers)[: self._cut()]
+        data = b"".join(buffers[:1] if self.is_buffered else buffers)[: self._cut("in")]
         self._heard += data
         while (words := self._command()) is not None:
             self._waiting += self._answer(words)
@@ -37,7 +38,7 @@ class ScriptedSocket:
 
     def receive_now(self, buffers: Sequence[memoryview]) -> int:
         assert all(len(buffer) for buffer in buffers)
-        left = data = bytes(self._waiting[: self._cut()])
+        left = data = bytes(self._waiting[: self._cut("out")])
         for buffer in buffers[:1] if self.is_buffered else buffers:
             buffer[: len(left)] = left[: len(buffer)] if len(left) >= len(buffer) else left
             left = left[len(buffer) :]
@@ -45,12 +46,15 @@ class ScriptedSocket:
         del self._waiting[:count]
         return count
 
+    def is_quiet(self) -> bool:
+        return True
+
     def fileno(self) -> int:
         return self._end.fileno()
 
-    def _cut(self) -> int:
-        self._turn += 1
-        return self._cuts[self._turn % len(self._cuts)]
+    def _cut(self, direction: str) -> int:
+        self._turns[direction] += 1
+        return self._cuts[self._turns[direction] % len(self._cuts)]
 
     def _command(self) -> list[bytes] | None:
         """The first whole command that has been heard, taken away."""

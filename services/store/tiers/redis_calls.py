@@ -81,7 +81,8 @@ class RedisCalls:
                 except (LinkError, ResponseError, CancelledError):
                     self._servers.suspect()
         finally:
-            wait(running.values())
+            if running:
+                wait(running.values())
         return answers
 
     @staticmethod

@@ -56,6 +56,8 @@ class RedisNode:
         """`accept` raises LinkError for a new connection that leads to the wrong server."""
         self.options = options
         self.name = name_of(options)
+        # On this machine, through a unix socket.
+        self.is_beside = "path" in options
         self.error = ""
         self._limits = limits
         self._accept = accept

@@ -3,7 +3,6 @@
 import select
 import time
 from collections.abc import Generator, Mapping
-from contextlib import suppress
 from typing import TypeAlias
 
 from services.common.redis_connection import BoundedConnection, LinkError
@@ -18,6 +17,7 @@ def pump(lanes: Mapping[BoundedConnection, Lane], deadline: float) -> None:
     """Runs each lane on its connection to its end. Raises LinkError by `deadline` (monotonic seconds) at the latest."""
     by_number = {connection.fileno(): lane for connection, lane in lanes.items()}
     poller = select.poll()
+    awaited: dict[int, int] = {}
     ready = list(by_number)
     try:
         while by_number:
@@ -25,11 +25,14 @@ def pump(lanes: Mapping[BoundedConnection, Lane], deadline: float) -> None:
                 events = next(by_number[number], None)
                 if events is None:
                     del by_number[number]
-                    with suppress(KeyError):
+                    if awaited.pop(number, 0):
                         poller.unregister(number)
-                else:
-                    # Whoever would go on at once is ready by what it writes, if not by what it reads.
-                    poller.register(number, events or select.POLLOUT)
+                    continue
+                # Whoever would go on at once is ready by what it writes, if not by what it reads.
+                events = events or select.POLLOUT
+                if awaited.get(number) != events:
+                    poller.register(number, events)
+                    awaited[number] = events
             if by_number:
                 ready = _wait(poller, deadline)
     finally:

@@ -5,7 +5,7 @@ An object's header is sent once every part of it has been acknowledged, while pa
 
 import select
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import hiredis
@@ -24,8 +24,9 @@ _REPLY_BYTES = 64 << 10
 class Outgoing:
     """One object on its way: commands that store its parts, and the one that stores its header.
 
-    `refusals`: by part, what Redis said instead of storing it. `header_reply`: what it said to the header, once sent:
-    the one that was there before, None if there was none, or a refusal.
+    `refusals`: by part, what Redis said instead of storing it. `is_of_use`: nothing has been refused, but perhaps what
+    another server takes. `header_reply`: what it said to the header, once sent: the one that was there before, None if
+    there was none, or a refusal.
     """
 
     def __init__(self, names: list[bytes], parts: Sequence[Command], header: Command) -> None:
@@ -34,16 +35,10 @@ class Outgoing:
         self.parts = parts
         self.header = header
         self.refusals: dict[int, ResponseError] = {}
+        self.is_of_use = True
         self.unacknowledged = len(parts)
         self.header_replied = False
         self.header_reply: Any = None
-
-    @property
-    def is_of_use(self) -> bool:
-        """Nothing has been refused, but perhaps what another server takes."""
-        return all(
-            isinstance(refusal, AskError) and not isinstance(refusal, MovedError) for refusal in self.refusals.values()
-        )
 
     @property
     def refusal(self) -> ResponseError | None:
@@ -60,7 +55,7 @@ _Sent: TypeAlias = tuple[Outgoing, int | None]
 class _Queue:
     """What the lanes have still to send."""
 
-    def __init__(self, objects: Sequence[Outgoing]) -> None:
+    def __init__(self, objects: Iterable[Outgoing]) -> None:
         self._parts = ((whole, part) for whole in objects for part in range(len(whole.parts)) if whole.is_of_use)
         self._headers: deque[Outgoing] = deque()
 
@@ -76,11 +71,12 @@ class _Queue:
         whole.unacknowledged -= 1
         if isinstance(reply, ResponseError):
             whole.refusals[part] = reply
+            whole.is_of_use &= isinstance(reply, AskError) and not isinstance(reply, MovedError)
         if not whole.unacknowledged and not whole.refusals:
             self._headers.append(whole)
 
 
-def send(objects: Sequence[Outgoing], connections: Sequence[BoundedConnection], deadline: float) -> None:
+def send(objects: Iterable[Outgoing], connections: Sequence[BoundedConnection], deadline: float) -> None:
     """What becomes of each object it says itself. Raises LinkError by `deadline` at the latest."""
     queue = _Queue(objects)
     lanes: Mapping[BoundedConnection, Lane] = {connection: _lane(connection, queue) for connection in connections}

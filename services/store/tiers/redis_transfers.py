@@ -8,7 +8,7 @@ MovedError if another server has it. A slot that is being moved is followed to b
 
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TypeAlias
@@ -31,9 +31,11 @@ DAMAGED = counter("kvblend_l2_redis_damaged_objects", "Objects in Redis found da
 
 # Parts outlive their header, so that expiry never leaves a header without parts.
 _PART_EXTRA_SECONDS = 60
-# Connections for one call: while some are read from or written to, Redis works for the others.
-_LANES = 4
+# Connections for one call, if it is about more than so many bytes. A unix socket is read from best by itself; of others
+# one is filled while another is emptied.
 _LANE_BYTES = 512 << 10
+_READ_LANES = 2
+_WRITE_LANES = 4
 
 Outcome: TypeAlias = bool | MovedError
 
@@ -74,14 +76,12 @@ class Transfers:
     ) -> list[int]:
         """Tells what became of those at these places; the places of those that have to be asked for again."""
         commands = Commands(self._servers, node, connection, deadline)
-        objects = {
-            place: Incoming(self._names.parts(reads[place].key, reads[place].meta), reads[place].target.cast("B"))
-            for place in places
-        }
+        objects: dict[int, Incoming] = {}
         size = sum(reads[place].meta.payload_bytes for place in places)
         try:
-            with node.spare_connections(_spares_for(size), deadline) as spares:
-                receive(list(objects.values()), [connection, *spares], deadline)
+            lanes = 1 if node.is_beside else _READ_LANES
+            with node.spare_connections(_spares_for(size, lanes), deadline) as spares:
+                receive(self._incoming(reads, places, objects), [connection, *spares], deadline)
         finally:
             for place, whole in objects.items():
                 if whole.failures or whole.landed:
@@ -89,8 +89,18 @@ class Transfers:
                     if damage:
                         DAMAGED.labels(damage).inc()
                         damaged.append(reads[place])
-        _count_refusals(node, "read", [whole.failures.values() for whole in objects.values()])
-        return [place for place, whole in objects.items() if not whole.failures and not whole.landed]
+        ended = {place for place, whole in objects.items() if whole.failures or whole.landed}
+        _count_refusals(node, "read", [objects[place].failures.values() for place in ended])
+        return [place for place in places if place not in ended]
+
+    def _incoming(
+        self, reads: Sequence[Read], places: Sequence[int], objects: dict[int, Incoming]
+    ) -> Iterator[Incoming]:
+        """One after another, while the first are on their way already."""
+        for place in places:
+            key, meta, target = reads[place]
+            objects[place] = Incoming(self._names.parts(key, meta), target.cast("B"))
+            yield objects[place]
 
     def _discard(
         self, node: RedisNode, deadline: float, damaged: Sequence[Read], connection: BoundedConnection
@@ -111,19 +121,21 @@ class Transfers:
     def write(self, node: RedisNode, writes: Sequence[Write], deadline: float) -> list[Outcome]:
         """False also for an object that has expired already."""
         outcomes: list[Outcome] = [False] * len(writes)
-        objects = {place: whole for place, write in enumerate(writes) if (whole := self._outgoing(write)) is not None}
-        if objects:
-            with self._suspecting():
-                node.use("write", deadline, partial(self._send, node, deadline, writes, objects, outcomes))
+        with self._suspecting():
+            node.use("write", deadline, partial(self._send, node, deadline, writes, outcomes))
         return outcomes
 
-    def _outgoing(self, write: Write) -> Outgoing | None:
-        """The write under a name of its own; None if its time is over."""
-        ttl = self._ttl_seconds
-        if write.meta.expires_at:
-            ttl = min(ttl, int(write.meta.expires_at - time.time()))
-            if ttl < 1:
-                return None
+    def _outgoing(self, writes: Sequence[Write], objects: dict[int, Outgoing]) -> Iterator[Outgoing]:
+        """One after another, while the first are on their way already; without those whose time is over."""
+        for place, write in enumerate(writes):
+            ttl = self._ttl_seconds
+            if write.meta.expires_at:
+                ttl = min(ttl, int(write.meta.expires_at - time.time()))
+            if ttl >= 1:
+                objects[place] = self._under_a_new_name(write, ttl)
+                yield objects[place]
+
+    def _under_a_new_name(self, write: Write, ttl: int) -> Outgoing:
         data = write.payload.cast("B")
         stored = object_pb2.ObjectMeta()
         stored.CopyFrom(write.meta)
@@ -142,15 +154,15 @@ class Transfers:
         node: RedisNode,
         deadline: float,
         writes: Sequence[Write],
-        objects: Mapping[int, Outgoing],
         outcomes: list[Outcome],
         connection: BoundedConnection,
     ) -> None:
         commands = Commands(self._servers, node, connection, deadline)
-        size = sum(writes[place].meta.payload_bytes for place in objects)
+        objects: dict[int, Outgoing] = {}
+        size = sum(write.meta.payload_bytes for write in writes)
         try:
-            with node.spare_connections(_spares_for(size), deadline) as spares:
-                send(list(objects.values()), [connection, *spares], deadline)
+            with node.spare_connections(_spares_for(size, _WRITE_LANES), deadline) as spares:
+                send(self._outgoing(writes, objects), [connection, *spares], deadline)
         finally:
             for place, whole in objects.items():
                 outcomes[place] = whole.header_replied and not isinstance(whole.header_reply, ResponseError)
@@ -177,9 +189,9 @@ class Transfers:
             self._servers.suspect()
 
 
-def _spares_for(size: int) -> int:
+def _spares_for(size: int, lanes: int) -> int:
     """Connections beside the first for so many bytes."""
-    return min(_LANES, -(-size // _LANE_BYTES)) - 1
+    return min(lanes, -(-size // _LANE_BYTES)) - 1
 
 
 def _count_refusals(node: RedisNode, operation: str, failures: Sequence[Iterable[Exception | None]]) -> None:
