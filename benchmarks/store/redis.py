@@ -3,9 +3,9 @@
 Beside it, in the same rounds on the same server: redis-py with hiredis (values of our parts' sizes, made and dropped in
 its own memory), LMCache's C++ connector (TCP only, without checksums), and redis-benchmark (one key, always in cache).
 
-Ours and redis-py move one object or value in a call, and several. What is judged is several, as the store itself does
-(the chunks that a lookup fetches, the queue that is written), against the faster of redis-py's two ways; LMCache's
-connector gets the whole volume as one batch.
+Ours and redis-py move one object or value in a call, and as many as the store itself does at such a speed (the chunks
+that a lookup fetches, the queue that is written). The latter is judged, against the faster of redis-py's two ways;
+LMCache's connector gets the whole volume as one batch.
 """
 
 import mmap
@@ -31,6 +31,7 @@ from benchmarks.store.redis_process import running_redis
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import object_pb2
 from services.common.identity import OBJECT_FORMAT_VERSION
+from services.store.l2.batches import MOST_BYTES
 from services.store.objects import ChunkKey, ObjectKey
 from services.store.tiers.base import Read, Write
 from services.store.tiers.redis import RedisTier
@@ -45,8 +46,6 @@ _PART_MIB = 2
 # What one contender writes and reads in one round.
 _VOLUME_MIB = 64
 _CALLERS = (1, 4)
-# Objects of one call of ours, values of one pipeline of redis-py.
-_TOGETHER = (1, 8)
 _WORKERS = (1, 2, 4)
 _ROUNDS = (7, 1)
 _T = TypeVar("_T")
@@ -66,6 +65,11 @@ class _Arena:
             # Every part another one: equal parts would hide that one was taken for another.
             self.source[start : start + MIB] = xxhash.xxh3_128_digest(start.to_bytes(8)) * (MIB // 16)
         self.target[:] = bytes(size)
+
+
+def _together(mib: int) -> int:
+    """Objects of one call of ours, or values of one pipeline of redis-py."""
+    return max(1, MOST_BYTES // (mib * MIB))
 
 
 def _ours(
@@ -168,7 +172,7 @@ def _contenders(
     for transport in _TRANSPORTS:
         client = stack.enter_context(redis.Redis.from_url(urls[transport], protocol=2))
         for part in _PARTS_MIB:
-            for together in _TOGETHER:
+            for together in (1, _together(part)):
                 row = {"contender": "redis-py with hiredis", "transport": transport, "value_mib": part}
                 found.append(({**row, "together": together}, _redis_py(client, arena, part * MIB, together)))
             tier = RedisTier(urls[transport], key_prefix=f"bench{part}:", part_bytes=part * MIB)
@@ -177,7 +181,7 @@ def _contenders(
                 if size < part:
                     # One part of its own size: that is there already.
                     continue
-                for callers, together in product(_CALLERS, _TOGETHER):
+                for callers, together in product(_CALLERS, {1, _together(size)}):
                     row = {"contender": "kvblend", "transport": transport, "object_mib": size, "part_mib": part}
                     threads = stack.enter_context(ThreadPoolExecutor(callers))
                     pair = _ours(tier, arena, size * MIB, together, callers, threads)
@@ -247,8 +251,7 @@ def _text(row: Row) -> str:
 
 
 def targets(_section: Row) -> list[Target]:
-    """2x redis-py with hiredis on unix, one caller each; level with LMCache's connector on TCP at 1 and 4 MiB. Several
-    objects a call."""
+    """2x redis-py with hiredis on unix, one caller each; level with LMCache's connector on TCP at 1 and 4 MiB."""
     wanted = []
     for figure in ("set_gb_s", "get_gb_s"):
         name = figure[:3].upper()
@@ -265,10 +268,10 @@ def _all_at_least(name: str, bound: float, measure: Callable[[Row], dict[str, fl
 def _over_redis_py(figure: str, section: Row) -> dict[str, float]:
     """By object size, in parts of the default size; redis-py has values of the parts' size, and its faster way."""
     rows = [row for row in _full(section) if row["transport"] == "unix"]
-    several, ratios = _TOGETHER[-1], {}
+    ratios = {}
     for size in _OBJECTS_MIB:
         part = min(size, _PART_MIB)
-        ours = one(rows, contender="kvblend", object_mib=size, part_mib=part, callers=1, together=several)
+        ours = one(rows, contender="kvblend", object_mib=size, part_mib=part, callers=1, together=_together(size))
         theirs = [row for row in rows if row["contender"] == "redis-py with hiredis" and row["value_mib"] == part]
         ratios[f"{size} MiB"] = ours[figure] / max(row[figure] for row in theirs)
     return ratios

@@ -14,7 +14,6 @@ from typing import Any
 from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
 
 READ_BYTES = 256 << 10
-_UNIX_SEND_BYTES = 1 << 20
 
 
 class BoundedSocket:
@@ -75,9 +74,6 @@ class BoundedSocket:
         poller.register(self._inner, select.POLLIN)
         return not poller.poll(0)
 
-    def set_send_buffer(self, size: int) -> None:
-        self._inner.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
-
     def fileno(self) -> int:
         return self._inner.fileno()
 
@@ -86,6 +82,14 @@ class BoundedSocket:
 
     def close(self) -> None:
         self._inner.close()
+
+
+def advance(buffers: list[memoryview], count: int) -> None:
+    """So many bytes of them have been sent, or received."""
+    while buffers and count >= len(buffers[0]):
+        count -= len(buffers.pop(0))
+    if count:
+        buffers[0] = buffers[0][count:]
 
 
 class _Bounded:
@@ -109,11 +113,7 @@ class _Tls(_Bounded, SSLConnection):
 
 
 class _Unix(_Bounded, UnixDomainSocketConnection):
-    def _connect(self) -> BoundedSocket:
-        connected = super()._connect()
-        # TCP finds its own size; what the system does not allow is cut.
-        connected.set_send_buffer(_UNIX_SEND_BYTES)
-        return connected
+    pass
 
 
 # redis-py's class -> the same with a bounded socket.

@@ -5,6 +5,7 @@ which they were asked for. What has arrived is hashed while it is still in the p
 what follows.
 """
 
+import os
 import select
 import time
 from collections import deque
@@ -19,16 +20,15 @@ from redis._parsers.base import BaseParser
 from redis.exceptions import AskError, MovedError, ResponseError
 
 from services.common.redis_connection import BoundedConnection, LinkError
-from services.common.redis_socket import BoundedSocket
+from services.common.redis_socket import BoundedSocket, advance
 from services.store.tiers.redis_format import cut
-from services.store.tiers.redis_pump import advance
 
 # Slices on their way at once on one connection: enough that neither side waits for the other.
 _ASKED_AHEAD = 2
-# Looked again so often: what is near comes sooner than a thread is put to sleep and woken.
-_LOOKS = 20
+# Looked again so often, about 0.1 ms: what is near comes sooner than a thread is put to sleep and woken.
+_LOOKS = 200
 _LINE_BYTES = 512
-_NOTHING = b"$0\r\n\r"
+_NOTHING = b"$0\r\n"
 _END = b"\r\n"
 _COMMAND = b"*4\r\n$8\r\nGETRANGE\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n"
 
@@ -99,8 +99,8 @@ class _Lane:
     def __init__(self, connection: BoundedConnection, socket: BoundedSocket, deadline: float) -> None:
         self.connection = connection
         self.asked = 0
-        # What has been read of the next reply.
-        self._begun = b""
+        # What has been read and is yet to be looked at.
+        self._back = b""
         self._socket = socket
         self._deadline = deadline
         self._poller = select.poll()
@@ -115,52 +115,43 @@ class _Lane:
 
     def receive(self, piece: _Slice) -> None:
         """What was asked for first. Raises WrongLength: from then on nothing can be made out any more."""
+        self._check()
         whole, place = piece.whole, piece.place
         expected = b"$%d\r\n" % len(place)
-        # No reply is shorter than the one for a key that is not there, so nothing of the next is read.
-        start, self._begun = self._begun or self._read(len(_NOTHING)), b""
-        if start == _NOTHING:
-            self._read(1)
-            whole.failed(piece.part, MissingPart())
-        elif start.startswith(b"-"):
-            whole.failed(piece.part, self._refusal(start))
-        else:
-            # Of a slice of less than ten bytes the first has been read with its length.
-            length, early = expected[len(start) :], start[len(expected) :]
-            if start != expected[: len(start)] + early:
-                raise WrongLength
-            place[: len(early)] = early
-            whole.arrived(place[: len(early)])
-            self._receive_rest(piece, length, len(early))
-        self.asked -= 1
-
-    def _receive_rest(self, piece: _Slice, length: bytes, filled: int) -> None:
-        """The rest of the length, of the bytes, and the end; at once the beginning of the next reply, if there is one
-        to come."""
-        whole, place = piece.whole, piece.place
-        rest, end = bytearray(len(length)), bytearray(len(_END) + (len(_NOTHING) if self.asked > 1 else 0))
-        buffers = [view for view in (memoryview(rest), place[filled:], memoryview(end)) if len(view)]
-        came = filled - len(rest)
+        head, end = bytearray(len(expected)), bytearray(len(_END))
+        parts = (memoryview(head), place, memoryview(end))
+        buffers, came, filled = list(parts), 0, 0
+        # As if it were there: then nothing has to be read apart, and its place is of no use if it is not.
         while buffers:
             came += self._receive_some(buffers)
-            if came >= filled and rest != length:
+            if not filled and head[:came] != expected[:came]:
+                self._back = b"".join(parts)[:came] + self._back
+                whole.failed(piece.part, self._failure())
+                break
+            if came > len(head) and filled < len(place):
+                whole.arrived(place[filled : came - len(head)])
+                filled = min(came - len(head), len(place))
+        else:
+            if end != _END:
                 raise WrongLength
-            if came > filled:
-                whole.arrived(place[filled:came])
-                filled = min(came, len(place))
-        if not end.startswith(_END):
-            raise WrongLength
-        self._begun = bytes(end[len(_END) :])
+        self.asked -= 1
 
-    def _receive_some(self, buffers: list[memoryview]) -> int:
-        """How many bytes came, at least one; buffers that are full are taken out."""
-        while time.monotonic() < self._deadline:
-            if count := self._socket.receive_now(buffers):
-                advance(buffers, count)
-                return count
-            if not any(self._poller.poll(0) for _ in range(_LOOKS)):
-                self._sleep(select.POLLIN)
-        raise LinkError("no answer in time", late=True)
+    def _failure(self) -> MissingPart | ResponseError:
+        """The reply that is no part."""
+        line = b""
+        while not line.endswith(_END):
+            if len(line) >= _LINE_BYTES:
+                raise WrongLength
+            line += self._read(1)
+        if line == _NOTHING:
+            self._read(len(_END))
+            return MissingPart()
+        if not line.startswith(b"-"):
+            raise WrongLength
+        error = BaseParser.parse_error(line[1 : -len(_END)].decode("utf-8", "replace"))
+        if not isinstance(error, ResponseError):
+            raise LinkError(str(error))
+        return error
 
     def _read(self, size: int) -> bytes:
         data = bytearray(size)
@@ -169,21 +160,37 @@ class _Lane:
             self._receive_some(left)
         return bytes(data)
 
-    def _refusal(self, line: bytes) -> ResponseError:
-        """The error whose first bytes are in `line` already."""
-        while not line.endswith(_END):
-            if len(line) >= _LINE_BYTES:
-                raise WrongLength
-            line += self._read(1)
-        error = BaseParser.parse_error(line[1 : -len(_END)].decode("utf-8", "replace"))
-        if not isinstance(error, ResponseError):
-            raise LinkError(str(error))
-        return error
+    def _receive_some(self, buffers: list[memoryview]) -> int:
+        """How many bytes came, at least one; buffers that are full are taken out."""
+        if self._back:
+            count = min(len(buffers[0]), len(self._back))
+            buffers[0][:count], self._back = self._back[:count], self._back[count:]
+        else:
+            while not (count := self._socket.receive_now(buffers)):
+                self._wait()
+        advance(buffers, count)
+        return count
+
+    def _wait(self) -> None:
+        poll = self._poller.poll
+        for _ in range(_LOOKS):
+            if poll(0):
+                break
+            # To the server, if it waits for this very processor.
+            os.sched_yield()
+        else:
+            self._sleep(select.POLLIN)
+        self._check()
+
+    def _check(self) -> None:
+        """Raises LinkError if the time is over."""
+        if time.monotonic() >= self._deadline:
+            raise LinkError("no answer in time", late=True)
 
     def _sleep(self, events: int) -> None:
+        self._check()
         self._poller.register(self._socket, events)
-        if not self._poller.poll(max(0.0, self._deadline - time.monotonic()) * 1000):
-            raise LinkError("no answer in time", late=True)
+        self._poller.poll((self._deadline - time.monotonic()) * 1000)
         self._poller.register(self._socket, select.POLLIN)
 
 

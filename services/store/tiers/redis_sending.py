@@ -4,8 +4,9 @@ An object's header is sent once every part of it has been acknowledged, while pa
 """
 
 import select
+import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import hiredis
@@ -13,12 +14,15 @@ from redis._parsers.base import BaseParser
 from redis.exceptions import AskError, MovedError, ResponseError
 
 from services.common.redis_connection import BoundedConnection, LinkError
+from services.common.redis_socket import advance
 from services.store.tiers.redis_commands import Command
-from services.store.tiers.redis_pump import Lane, advance, pump
 
 # On one connection at once: the next is there when the server has stored one.
 _SENT_AHEAD = 2
 _REPLY_BYTES = 64 << 10
+
+# What happens on one connection. Yields the events (POLLIN, POLLOUT) that it waits for; ends when it is done.
+_Lane: TypeAlias = Generator[int, None, None]
 
 
 class Outgoing:
@@ -79,11 +83,27 @@ class _Queue:
 def send(objects: Iterable[Outgoing], connections: Sequence[BoundedConnection], deadline: float) -> None:
     """What becomes of each object it says itself. Raises LinkError by `deadline` at the latest."""
     queue = _Queue(objects)
-    lanes: Mapping[BoundedConnection, Lane] = {connection: _lane(connection, queue) for connection in connections}
-    pump(lanes, deadline)
+    lanes = {connection.fileno(): _lane(connection, queue) for connection in connections}
+    poller = select.poll()
+    try:
+        ready = list(lanes)
+        while lanes:
+            for number in ready:
+                events = next(lanes[number], 0)
+                poller.register(number, events)
+                if not events:
+                    poller.unregister(number)
+                    del lanes[number]
+            left = deadline - time.monotonic()
+            ready = [number for number, _ in poller.poll(left * 1000)] if lanes and left > 0 else []
+            if lanes and not ready:
+                raise LinkError("no answer in time", late=True)
+    finally:
+        for lane in lanes.values():
+            lane.close()
 
 
-def _lane(connection: BoundedConnection, queue: _Queue) -> Lane:
+def _lane(connection: BoundedConnection, queue: _Queue) -> _Lane:
     awaited: deque[_Sent] = deque()
     buffers: list[memoryview] = []
     replies = hiredis.Reader(replyError=BaseParser.parse_error)
@@ -102,10 +122,8 @@ def _lane(connection: BoundedConnection, queue: _Queue) -> Lane:
             came = socket.receive_now([view])
             replies.feed(bytes(view[:came]))
             _hear(replies, awaited, queue)
-            if came:
-                yield 0
-            else:
-                yield select.POLLIN | select.POLLOUT if buffers else select.POLLIN
+            # Who has heard something has more to send, or to hear what poll does not know of.
+            yield select.POLLIN | select.POLLOUT if buffers or came else select.POLLIN
 
 
 def _hear(replies: hiredis.Reader, awaited: deque[_Sent], queue: _Queue) -> None:
