@@ -267,15 +267,15 @@ class ReleaseLeasesResponse(_message.Message):
     released: int
     def __init__(self, released: _Optional[int] = ...) -> None: ...
 
-class EndRequestRequest(_message.Message):
-    __slots__ = ("session_id", "request_id")
+class EndRequestsRequest(_message.Message):
+    __slots__ = ("session_id", "request_ids")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
-    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
-    request_id: str
-    def __init__(self, session_id: _Optional[bytes] = ..., request_id: _Optional[str] = ...) -> None: ...
+    request_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, session_id: _Optional[bytes] = ..., request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
-class EndRequestResponse(_message.Message):
+class EndRequestsResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

@@ -78,6 +78,9 @@ class Catalog:
     def get(self, key: ChunkKey) -> Chunk | None:
         return self._chunks.get(key)
 
+    def get_each(self, keys: Iterable[ChunkKey]) -> Iterator[Chunk | None]:
+        return map(self._chunks.get, keys)
+
     def of_header(self, header: int) -> Chunk | None:
         return self._by_header.get(header)
 

@@ -61,7 +61,7 @@ def test_what_is_damaged_anywhere_is_found_and_repaired(shm_dir: Path, capsys: p
             client.delete(parts[0])
             objects, _ = agent.lookup([*text(5, 3 * CHUNK), 1], want_segments=True)
             agent.view(objects[0].place)[7] ^= 1
-            agent.call("EndRequest", request_id="r")
+            agent.call("EndRequests", request_ids=["r"])
 
             wrong = {"PAYLOAD_DAMAGED": 1, "L2_MISSING": 1, "L2_TORN": 1}
             assert check(capsys, store.target) == (1, {kind: (count, 0) for kind, count in wrong.items()})
@@ -88,7 +88,7 @@ def test_under_load_there_is_no_false_alarm(shm_dir: Path, capsys: pytest.Captur
                         agent.put(tokens)
                         objects, _ = agent.lookup([*tokens, 1], request=str(turn))
                         agent.retrieve(objects, str(turn))
-                        agent.call("EndRequest", request_id=str(turn))
+                        agent.call("EndRequests", request_ids=[str(turn)])
             except BaseException as error:
                 failures.append(error)
 

@@ -58,7 +58,7 @@ class Asking:
         self.summary = store_pb2.LookupSummary()
 
     def ask(self, timeout: float = 5.0) -> store_pb2.LookupSummary:
-        self._agent.call("EndRequest", request_id=str(self._number))
+        self._agent.call("EndRequests", request_ids=[str(self._number)])
         self._number += 1
         self.objects, self.summary = self._agent.lookup(
             self._tokens, request=str(self._number), timeout=timeout, want_segments=True
@@ -133,7 +133,7 @@ def test_case_40_what_is_cleared_is_matched_no_more(shm_dir: Path, matcher: Matc
         agent.put(text(1, 2 * CHUNK), "d")
         asking = Asking(agent, [9, *text(1, 2 * CHUNK), 9])
         until(lambda: asking.finds(2 * CHUNK))
-        agent.call("EndRequest", request_id="1")
+        agent.call("EndRequests", request_ids=["1"])
         agent.call("Clear", scope=pb.ClearScope(everything=True), force=True)
         assert asking.finds(0)
         assert pb.REASON_EVICTED not in asking.reasons()
@@ -172,7 +172,7 @@ def test_l2_outlives_the_arena_and_its_failures(shm_dir: Path) -> None:
             objects, summary = agent.lookup([*tokens, 1])
             assert (summary.prefix_tokens, summary.l2_chunks) == (4 * CHUNK, 4)
             assert not any(agent.retrieve(objects))
-            agent.call("EndRequest", request_id="r")
+            agent.call("EndRequests", request_ids=["r"])
             server.freeze()
             assert agent.lookup([*tokens, 1], request="frozen")[1].prefix_tokens == 4 * CHUNK
             assert agent.lookup([*text(2, CHUNK), 1], request="other", timeout=0.5)[1].prefix_tokens == 0
@@ -222,5 +222,5 @@ def test_calls_without_enough_time_leave_no_lease_behind(shm_dir: Path) -> None:
         for number in range(20):
             with suppress(grpc.RpcError):
                 agent.lookup([*text(1, CHUNK), 1], timeout=0.0005 * (1 + number))
-        agent.call("EndRequest", request_id="r")
+        agent.call("EndRequests", request_ids=["r"])
         until(lambda: agent.stats().held_leases == 0)
