@@ -104,6 +104,8 @@ class Pieces(Generic[Source]):
 
     def trim(self, first: int, end: int) -> "Pieces[Source]":
         """The parts that lie in [first, end) of the prompt."""
+        if first >= end:
+            return self.between(0, 0)
         ends = self.ends
         low = int(np.searchsorted(ends, first, "right"))
         high = max(low, int(np.searchsorted(self.positions, end, "left")))
