@@ -19,6 +19,7 @@ class Chunk:
         "info",
         "key",
         "last_used",
+        "leases",
         "objects",
         "pinned",
         "protectors",
@@ -41,6 +42,8 @@ class Chunk:
         self.in_l2 = False
         # Leases and copies that forbid eviction.
         self.protectors = 0
+        # Of any holder, HELD or not.
+        self.leases = 0
         # Seconds of the state's clock.
         self.last_used = 0.0
         # Bytes of the arena.
