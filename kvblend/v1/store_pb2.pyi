@@ -31,6 +31,7 @@ class CheckPart(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CHECK_PART_OBJECTS: _ClassVar[CheckPart]
     CHECK_PART_LOG: _ClassVar[CheckPart]
     CHECK_PART_L2: _ClassVar[CheckPart]
+    CHECK_PART_L2_LOG: _ClassVar[CheckPart]
 STORE_KIND_UNSPECIFIED: StoreKind
 STORE_KIND_PROMPT: StoreKind
 STORE_KIND_DOCUMENT: StoreKind
@@ -46,6 +47,7 @@ CHECK_PART_BLOCKS: CheckPart
 CHECK_PART_OBJECTS: CheckPart
 CHECK_PART_LOG: CheckPart
 CHECK_PART_L2: CheckPart
+CHECK_PART_L2_LOG: CheckPart
 
 class SessionRequest(_message.Message):
     __slots__ = ("session_id", "agent")

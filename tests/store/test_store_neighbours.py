@@ -20,6 +20,7 @@ from kvblend.v1 import store_pb2
 
 class MatcherProcess:
     def __init__(self, directory: Path) -> None:
+        self._directory = directory
         self.target = f"unix:{directory}/matcher.sock"
         self._command = [sys.executable, "-m", "services.matcher", "--listen", self.target, "--log-level", "error"]
         self._command += ["--drain-seconds", "0", "--grace-seconds", "0.2", "--log", f"sqlite:{directory}/log.db"]
@@ -27,6 +28,11 @@ class MatcherProcess:
 
     def restart(self) -> None:
         self.process = subprocess.Popen(self._command)
+
+    def lose_log(self) -> None:
+        """While it does not run."""
+        for file in self._directory.glob("log.db*"):
+            file.unlink()
 
     def kill(self) -> None:
         self.process.kill()
