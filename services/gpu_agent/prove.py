@@ -3,10 +3,10 @@
 from contextlib import ExitStack
 
 import numpy as np
-import xxhash
 
 from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
+from services.common.checksums import checksum_of
 from services.common.errors import KvblendError
 from services.gpu_agent.call import Call
 from services.gpu_agent.devices.base import Bytes, Device, Hung, Piece, Stopped
@@ -46,7 +46,7 @@ def prove_layout(
             except Hung as hung:
                 hung.keep(held)
                 raise KvblendError("DEADLINE_EXCEEDED", str(hung)) from hung
-            if xxhash.xxh3_64_intdigest(block.data) != expected[group]:
+            if checksum_of(block.data) != expected[group]:
                 return pb.ProveLayoutResponse(
                     detail=f"layer group {group}: what lies in these slots is not what the engine wrote"
                 )

@@ -4,11 +4,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
-import xxhash
 
 from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
 from kvblend.v1 import store_pb2 as store
+from services.common.checksums import checksum_of
 from services.common.errors import KvblendError
 from services.common.failpoints import passage
 from services.common.logs import get_logger
@@ -237,7 +237,7 @@ def _open_block(arena: Arena, item: LeasedObject, blocks: dict[Ref, Bytes]) -> c
     except (ValueError, OSError) as error:
         _log.error("a leased object cannot be mapped", detail=str(error))
         return common.REASON_OUT_OF_BOUNDS
-    if item.verify and xxhash.xxh3_64_intdigest(block.data) != item.checksum:
+    if item.verify and checksum_of(block.data) != item.checksum:
         # A block that was taken away in the meantime is stale, not corrupt.
         return arena.staleness(item.place) or common.REASON_CHECKSUM_MISMATCH
     blocks[ref_of(item.place)] = block

@@ -5,11 +5,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import numpy as np
-import xxhash
 
 from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
 from kvblend.v1 import store_pb2 as store
+from services.common.checksums import checksum_of
 from services.common.errors import KvblendError
 from services.common.failpoints import passage
 from services.common.logs import get_logger
@@ -281,7 +281,7 @@ def _seal(arena: Arena, copy: _Copy) -> dict[Ref, store.WrittenObject]:
     for place in copy.grant.places:
         checksum = copy.checksums.get(place.group)
         if checksum is None:
-            checksum = xxhash.xxh3_64_intdigest(copy.blocks[place.group].data)
+            checksum = checksum_of(copy.blocks[place.group].data)
         sealed[ref_of(place)] = store.WrittenObject(
             object=store.ObjectRef(header=place.header, generation=place.generation), checksum=checksum
         )

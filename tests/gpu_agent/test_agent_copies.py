@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-import xxhash
 from agent_rig import ROPE, CallFailed, Rig, blocks, failures, outcomes, ranges, slots_of
 from engine_memory import rotate_slowly, same_bits
 
 from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
 from kvblend.v1 import store_pb2 as store
+from services.common.checksums import checksum_of
 
 TEXT = list(range(100, 140))
 STORED = blocks(3, 1, 7, 0, 9, 2, 11, 5, 8, 6)
@@ -29,7 +29,7 @@ def test_what_is_committed_is_canonical_and_checksummed(rig: Rig, original: torc
         wanted = original[:, :, item.stored_position : item.stored_position + item.tokens].contiguous()
         payload = rig.fake.payload(item)
         assert payload.tobytes() == wanted.view(torch.uint8).numpy().tobytes()
-        assert item.checksum == xxhash.xxh3_64_intdigest(payload.tobytes())
+        assert item.checksum == checksum_of(payload.tobytes())
     assert [item.tokens for item in rig.fake.objects] == [16, 16, 8]
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import xxhash
 
 from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
+from services.common.checksums import Checksum
 from services.common.errors import KvblendError
 from services.common.populate import populate
 from services.gpu_agent.devices.base import Bytes, KvMemory, Piece, Watch
@@ -110,7 +110,7 @@ class CpuKvMemory:
 
     def gather(self, group: int, pieces: Sequence[Piece], watch: Watch) -> list[int] | None:
         whole = all(piece.first == 0 and len(piece.slots) == piece.tokens for piece in pieces)
-        digests = [xxhash.xxh3_64() for _ in pieces]
+        checksums = [Checksum() for _ in pieces]
         blocks = [self._object(group, piece) for piece in pieces]
         index = self._index(pieces)
         sizes = [len(piece.slots) for piece in pieces]
@@ -118,13 +118,13 @@ class CpuKvMemory:
             for plane, view in enumerate(views):
                 watch()
                 parts = view[index].split(sizes)
-                for block, piece, part, digest in zip(blocks, pieces, parts, digests, strict=True):
+                for block, piece, part, checksum in zip(blocks, pieces, parts, checksums, strict=True):
                     written = block[layer, plane, piece.first : piece.first + len(piece.slots)]
                     written.copy_(part)
                     if whole:
                         # Planes follow each other in the block, and this one is in the cache now.
-                        digest.update(written.view(torch.uint8).numpy().data)
-        return [digest.intdigest() for digest in digests] if whole else None
+                        checksum.update(written.view(torch.uint8).numpy().data)
+        return [checksum.value() for checksum in checksums] if whole else None
 
     def check(self) -> None:
         for file in self._files:
