@@ -122,10 +122,10 @@ class Retriever:
             corrupt: set[Ref] = set()
             try:
                 passage("agent.scatter")
-                blocks = _blocks(arena, work, corrupt)
-                _scatter(work, memory, blocks, call)
+                blocks = _blocks(arena, work)
+                found = _scatter(work, memory, blocks, call)
                 for part in work.good():
-                    part.reason = _staleness(arena, part.use)
+                    part.reason = _flaw(arena, part.use, blocks, found, corrupt)
                 passage("agent.end")
             except Hung as hung:
                 work.fail(common.REASON_COPY_FAILED)
@@ -214,8 +214,8 @@ def _hindrance(instance: Instance, job: LookupJob, use: ChunkUse) -> common.Reas
     return _GOOD
 
 
-def _blocks(arena: Arena, work: _Work, corrupt: set[Ref]) -> dict[Ref, Bytes]:
-    """The blocks of the good parts. Parts whose block is unusable get their reason, bad ones go to `corrupt`."""
+def _blocks(arena: Arena, work: _Work) -> dict[Ref, Bytes]:
+    """The blocks of the good parts. Parts whose block is unusable get their reason."""
     blocks: dict[Ref, Bytes] = {}
     reasons: dict[Ref, common.Reason] = {}
     for part in work.good():
@@ -225,34 +225,32 @@ def _blocks(arena: Arena, work: _Work, corrupt: set[Ref]) -> dict[Ref, Bytes]:
             ref = ref_of(item.place)
             if ref not in reasons:
                 reasons[ref] = _open_block(arena, item, blocks)
-                if reasons[ref] == common.REASON_CHECKSUM_MISMATCH:
-                    corrupt.add(ref)
             part.reason = reasons[ref]
     return blocks
 
 
 def _open_block(arena: Arena, item: LeasedObject, blocks: dict[Ref, Bytes]) -> common.Reason:
     try:
-        block = arena.block(item.place)
+        blocks[ref_of(item.place)] = arena.block(item.place)
     except (ValueError, OSError) as error:
         _log.error("a leased object cannot be mapped", detail=str(error))
         return common.REASON_OUT_OF_BOUNDS
-    if item.verify and checksum_of(block.data) != item.checksum:
-        # A block that was taken away in the meantime is stale, not corrupt.
-        return arena.staleness(item.place) or common.REASON_CHECKSUM_MISMATCH
-    blocks[ref_of(item.place)] = block
     return _GOOD
 
 
-def _scatter(work: _Work, memory: KvMemory, blocks: dict[Ref, Bytes], call: Call) -> None:
-    """One pass over the layers of each group, for all good parts together."""
+def _scatter(work: _Work, memory: KvMemory, blocks: dict[Ref, Bytes], call: Call) -> dict[Ref, int]:
+    """One pass over the layers of each group, for all good parts together; checksums that the device has found."""
     good = work.good()
+    found: dict[Ref, int] = {}
     if not good:
-        return
+        return found
     try:
         for group, rope in enumerate(work.instance.ropes):
+            items = [part.use.objects[group] for part in good]
             pieces = [_piece(part, group, blocks, work.slots) for part in good]
-            memory.scatter(group, pieces, rope, call.watch)
+            for item, checksum in zip(items, memory.scatter(group, pieces, rope, call.watch), strict=True):
+                if item is not None and checksum is not None:
+                    found[ref_of(item.place)] = checksum
     except Stopped as stopped:
         work.fail(stopped.reason)
     except Hung:
@@ -260,15 +258,32 @@ def _scatter(work: _Work, memory: KvMemory, blocks: dict[Ref, Bytes], call: Call
     except Exception as error:
         _log.error("a copy failed", exc_info=error)
         work.fail(common.REASON_COPY_FAILED)
+    return found
 
 
 def _piece(part: _Part, group: int, blocks: dict[Ref, Bytes], slots: Slots) -> Piece:
     use, item = part.use, part.use.objects[group]
     assert item is not None
     first = use.skip + part.first - use.query_position
-    return Piece(blocks[ref_of(item.place)], item.tokens, first, slots[part.first : part.end], use.delta)
+    return Piece(blocks[ref_of(item.place)], item.tokens, first, slots[part.first : part.end], use.delta, item.verify)
 
 
-def _staleness(arena: Arena, use: ChunkUse) -> common.Reason:
-    reasons = (arena.staleness(item.place) for item in use.objects if item is not None)
-    return next((reason for reason in reasons if reason != _GOOD), _GOOD)
+def _flaw(
+    arena: Arena, use: ChunkUse, blocks: dict[Ref, Bytes], found: dict[Ref, int], corrupt: set[Ref]
+) -> common.Reason:
+    """Why what was copied of these objects may not be called good; corrupt ones are added to `corrupt`."""
+    for item in use.objects:
+        if item is None:
+            continue
+        ref = ref_of(item.place)
+        if item.verify and ref not in found:
+            found[ref] = checksum_of(blocks[ref].data)
+        differs = item.verify and found[ref] != item.checksum
+        # Asked after the last byte was read. A block that was taken away in the meantime is stale, not corrupt.
+        reason = arena.staleness(item.place)
+        if differs and reason == _GOOD:
+            reason = common.REASON_CHECKSUM_MISMATCH
+            corrupt.add(ref)
+        if reason != _GOOD:
+            return reason
+    return _GOOD

@@ -46,8 +46,8 @@ class _Copy:
     grant: store.ChunkGrant
     # By layer group; groups that are stored already have none.
     blocks: dict[int, Bytes]
-    # Of the blocks, where the device computed them while copying.
-    checksums: dict[int, int] = field(default_factory=dict)
+    # Of the blocks; None where the device had none.
+    checksums: dict[int, int | None] = field(default_factory=dict)
     reason: common.Reason = _GOOD
 
     @property
@@ -252,8 +252,8 @@ def _gather(
         for group in range(len(instance.layout.groups)):
             wanted = [copy for copy in copies if copy.good and group in copy.blocks]
             if wanted:
-                checksums = memory.gather(group, [_piece(copy, group, slots) for copy in wanted], call.watch)
-                for copy, checksum in zip(wanted, checksums or (), strict=bool(checksums)):
+                found = memory.gather(group, [_piece(copy, group, slots) for copy in wanted], call.watch)
+                for copy, checksum in zip(wanted, found, strict=True):
                     copy.checksums[group] = checksum
         for copy in copies:
             if copy.good:
@@ -272,14 +272,14 @@ def _gather(
 
 def _piece(copy: _Copy, group: int, slots: Slots) -> Piece:
     first, tokens = copy.grant.first_token, copy.grant.tokens
-    return Piece(copy.blocks[group], tokens, 0, slots[first : first + tokens])
+    return Piece(copy.blocks[group], tokens, 0, slots[first : first + tokens], checked=True)
 
 
 def _seal(arena: Arena, copy: _Copy) -> dict[Ref, store.WrittenObject]:
     """Checksums of a chunk's objects, and whether the blocks were this reservation's to the end."""
     sealed = {}
     for place in copy.grant.places:
-        checksum = copy.checksums.get(place.group)
+        checksum = copy.checksums[place.group]
         if checksum is None:
             checksum = checksum_of(copy.blocks[place.group].data)
         sealed[ref_of(place)] = store.WrittenObject(

@@ -167,6 +167,19 @@ def test_case_55_corrupt_bytes_are_never_called_written(rig: Rig, original: torc
     assert [item.header for item in rig.fake.named("EndCopy")[0].corrupt] == [2]
 
 
+def test_corrupt_bytes_beside_the_wanted_ones_count_as_well(rig: Rig, original: torch.Tensor) -> None:
+    """A part of an object has no checksum of its own."""
+    rig.fake.serve_prefix(3)
+    rig.fake.objects[1].verify = True
+    rig.fake.payload(rig.fake.objects[1])[5] ^= 1
+    rig.lookup([*TEXT, 1])
+    wanted = [pb.TokenRange(first=4, length=6), pb.TokenRange(first=20, length=3), pb.TokenRange(first=25, length=2)]
+    response = rig.retrieve(OTHER, ranges=wanted)
+    assert ranges(response.written) == [(4, 10)]
+    assert failures(response) == [(20, 23, "CHECKSUM_MISMATCH"), (25, 27, "CHECKSUM_MISMATCH")]
+    assert [item.header for item in rig.fake.named("EndCopy")[0].corrupt] == [1]
+
+
 @pytest.mark.parametrize("corrupt_answer", ["outside", "unknown header", "wrong size", "wrong position"])
 def test_an_impossible_answer_fails_its_range(rig: Rig, original: torch.Tensor, corrupt_answer: str) -> None:
     rig.fake.serve_prefix(3)
