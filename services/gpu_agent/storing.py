@@ -18,8 +18,8 @@ from services.gpu_agent.arena import Arena
 from services.gpu_agent.call import Call
 from services.gpu_agent.devices.base import Bytes, Device, Hung, KvMemory, Piece, Stopped
 from services.gpu_agent.instances import Instance
+from services.gpu_agent.leased import Ref, ref_of
 from services.gpu_agent.lookups import NOT_ERRORS
-from services.gpu_agent.plan import Ref, ref_of
 from services.gpu_agent.ranges import mask_of, parse_ranges
 from services.gpu_agent.requests import store_request_id
 from services.gpu_agent.sessions import SETTLE_SECONDS, SessionLost, StoreLink, StoreSession
@@ -113,7 +113,8 @@ class Storer:
         if copies:
             try:
                 passage("agent.gather")
-                written = _gather(instance, memory, arena, copies, slots, call)
+                with self._link.client.latencies.timed("store.copy"):
+                    written = _gather(instance, memory, arena, copies, slots, call)
             except Hung:
                 # Quarantines the blocks: a lost session is called drained only when nothing copies in it any more.
                 self._link.distrust(session)
@@ -235,7 +236,7 @@ def _open_grant(instance: Instance, arena: Arena, grant: store.ChunkGrant) -> _C
             copy.reason = common.REASON_COPY_FAILED
             break
         try:
-            copy.blocks[place.group] = arena.block(place)
+            copy.blocks[place.group] = arena.block(place.header, place.slab, place.offset, place.payload_bytes)
         except (ValueError, OSError) as error:
             _log.error("a granted block cannot be mapped", detail=str(error))
             copy.reason = common.REASON_OUT_OF_BOUNDS
@@ -255,9 +256,7 @@ def _gather(
                 found = memory.gather(group, [_piece(copy, group, slots) for copy in wanted], call.watch)
                 for copy, checksum in zip(wanted, found, strict=True):
                     copy.checksums[group] = checksum
-        for copy in copies:
-            if copy.good:
-                written.update(_seal(arena, copy))
+        written = _seal(arena, [copy for copy in copies if copy.good])
         # Slots may be written by others once the request has ended: what was read since then is not its KV.
         call.watch()
     except Stopped as stopped:
@@ -275,17 +274,21 @@ def _piece(copy: _Copy, group: int, slots: Slots) -> Piece:
     return Piece(copy.blocks[group], tokens, 0, slots[first : first + tokens], checked=True)
 
 
-def _seal(arena: Arena, copy: _Copy) -> dict[Ref, store.WrittenObject]:
-    """Checksums of a chunk's objects, and whether the blocks were this reservation's to the end."""
-    sealed = {}
-    for place in copy.grant.places:
-        checksum = copy.checksums[place.group]
-        if checksum is None:
-            checksum = checksum_of(copy.blocks[place.group].data)
-        sealed[ref_of(place)] = store.WrittenObject(
-            object=store.ObjectRef(header=place.header, generation=place.generation), checksum=checksum
-        )
-        copy.reason = copy.reason or arena.staleness(place)
+def _seal(arena: Arena, copies: list[_Copy]) -> dict[Ref, store.WrittenObject]:
+    """Checksums of the chunks' objects, and whether the blocks were this reservation's to the end."""
+    sealed: dict[Ref, store.WrittenObject] = {}
+    for copy in copies:
+        for place in copy.grant.places:
+            checksum = copy.checksums[place.group]
+            if checksum is None:
+                checksum = checksum_of(copy.blocks[place.group].data)
+            ref = store.ObjectRef(header=place.header, generation=place.generation)
+            sealed[ref_of(place)] = store.WrittenObject(object=ref, checksum=checksum)
+    headers, generations = np.array([*sealed], np.int64).reshape(-1, 2).T
+    stale = dict(zip(sealed, arena.staleness(headers, generations).tolist(), strict=True))
+    for copy in copies:
+        reasons = (stale[ref_of(place)] for place in copy.grant.places)
+        copy.reason = next((reason for reason in reasons if reason != _GOOD), _GOOD)
     return sealed
 
 
