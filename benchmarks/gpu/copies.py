@@ -29,6 +29,13 @@ from services.gpu_agent.rope import RopeSpec, rope_spec
 _SIZES = (1, 8, 32, 128)
 _SHIFT = 12_345
 _STAGING = 32 << 20
+# (what, by how many positions K is moved, with checksums): every store has them, of retrieves a sample.
+_WAYS = (
+    ("retrieve", 0, False),
+    ("retrieve shifted", _SHIFT, False),
+    ("retrieve verified", _SHIFT, True),
+    ("store", 0, True),
+)
 
 
 @dataclass(frozen=True)
@@ -39,7 +46,7 @@ class Bench:
     rope: RopeSpec
     slots: np.ndarray[Any, np.dtype[np.int64]]
 
-    def pieces(self, chunks: int, delta: int, tokens: int = CHUNK_TOKENS) -> list[Piece]:
+    def pieces(self, chunks: int, delta: int, tokens: int = CHUNK_TOKENS, *, checked: bool = False) -> list[Piece]:
         return [
             Piece(
                 self.arena.memory[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES],
@@ -47,6 +54,7 @@ class Bench:
                 0,
                 self.slots[number * CHUNK_TOKENS : number * CHUNK_TOKENS + tokens],
                 delta,
+                checked,
             )
             for number in range(chunks)
         ]
@@ -111,9 +119,9 @@ def run(quick: bool, screen: Screen) -> dict[str, Any]:
             for chunks in sizes:
                 links.append(link(made.arena, driver))
                 rows += _rows(made, arrangement, chunks, links[-1], 3 if quick else 9)
-                for row in rows[-3:]:
+                for row in rows[-len(_WAYS) :]:
                     screen.line(
-                        f"{row['what']:>16} {arrangement:>10} {chunks:>4} chunks: {row['gbs']:.1f} GB/s, "
+                        f"{row['what']:>17} {arrangement:>10} {chunks:>4} chunks: {row['gbs']:.1f} GB/s, "
                         f"{row['fraction_of_link']:.3f} of the link, wall + {row['wall_added_ms']:.2f} ms"
                     )
             if arrangement == "paged_nhd":
@@ -128,8 +136,8 @@ def _rows(
     made: Bench, arrangement: str, chunks: int, ceiling: dict[str, float], times: int
 ) -> Iterator[dict[str, Any]]:
     nbytes = chunks * CHUNK_BYTES
-    for what, delta in (("retrieve", 0), ("retrieve shifted", _SHIFT), ("store", 0)):
-        pieces = made.pieces(chunks, delta)
+    for what, delta, checked in _WAYS:
+        pieces = made.pieces(chunks, delta, checked=checked)
         store = what == "store"
         lane = made.device.outbound if store else made.device.inbound
         move = made.store if store else made.retrieve

@@ -2,9 +2,10 @@
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 
 import grpc
 
@@ -16,7 +17,8 @@ from services.common.errors import KvblendError
 from services.common.logs import get_logger
 from services.gpu_agent.endings import Endings
 from services.gpu_agent.instances import Instance
-from services.gpu_agent.plan import NOTHING, Plan, Ref, refs_of
+from services.gpu_agent.leased import Ref, object_refs, refs_of
+from services.gpu_agent.plan import NOTHING, Plan
 from services.gpu_agent.ranges import Range
 from services.gpu_agent.requests import LookupJob
 from services.gpu_agent.sessions import StoreLink, StoreSession
@@ -52,6 +54,8 @@ class Lookups:
         # Ended jobs that the store has not been told of yet; a new lookup under the same id waits for that.
         self._settling: dict[Key, Future[None]] = {}
         self._running = ThreadPoolExecutor(threads, thread_name_prefix="lookup")
+        # Apart from the lookups, so that leases are given back however many of those wait.
+        self._releasing = ThreadPoolExecutor(4, thread_name_prefix="release")
         self._endings = Endings(link)
 
     def start_or_join(
@@ -213,21 +217,33 @@ class Lookups:
             return 0
         return answer.released
 
-    def end_copies(
-        self, job: LookupJob, session: StoreSession, refs: Iterable[Ref], corrupt: Iterable[Ref], *, keep: bool
-    ) -> None:
+    def after_copies(self, copied: "Sequence[Copied]", job: LookupJob, held: ExitStack, *, keep: bool) -> None:
+        """Soon, while the engine goes on: says that copies have stopped, ends the other leases unless they are to be
+        kept, and then gives back what is `held`.
+        """
+
+        def run() -> None:
+            with held:
+                for objects in copied:
+                    self._end_copies(job, objects, keep=keep)
+                if not keep:
+                    self.release(job, [Range(0, job.tokens)])
+
+        self._releasing.submit(run)
+
+    def _end_copies(self, job: LookupJob, copied: "Copied", *, keep: bool) -> None:
         """Tells the store that copies out of these objects have stopped. `keep`: they will be copied again."""
-        objects = object_refs(refs)
-        if objects:
-            request = store.EndCopyRequest(
-                session_id=session.session_id,
-                request=job.store_key,
-                rank=job.instance.rank,
-                objects=objects,
-                corrupt=object_refs(corrupt),
-                keep=keep,
-            )
-            self._link.settle("EndCopy", request, session)
+        if not copied.refs or copied.session.lost:
+            return
+        request = store.EndCopyRequest(
+            session_id=copied.session.session_id,
+            request=job.store_key,
+            rank=job.instance.rank,
+            objects=object_refs(copied.refs),
+            corrupt=object_refs(copied.corrupt),
+            keep=keep,
+        )
+        self._link.settle("EndCopy", request, copied.session)
 
     def release(self, job: LookupJob, ranges: Iterable[Range]) -> int:
         """Releases the leases that only these query ranges need. Idempotent."""
@@ -261,11 +277,17 @@ class Lookups:
             for key in list(self._jobs):
                 self._end(key)
         self._running.shutdown(wait=True, cancel_futures=True)
+        self._releasing.shutdown(wait=True)
         self._endings.close()
 
 
-def object_refs(refs: Iterable[Ref]) -> list[store.ObjectRef]:
-    return [store.ObjectRef(header=header, generation=generation) for header, generation in sorted(refs)]
+@dataclass(frozen=True)
+class Copied:
+    """Objects that were BUSY in a session, and those of them that are corrupt."""
+
+    session: StoreSession
+    refs: list[Ref]
+    corrupt: list[Ref] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

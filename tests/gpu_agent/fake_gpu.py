@@ -17,12 +17,15 @@ import numpy as np
 import torch
 
 from kvblend.v1 import agent_pb2 as pb
-from services.gpu_agent.devices.cuda.batches import Packed
+from services.common.checksums import MULTIPLIERS, SHIFTS, STEP
+from services.gpu_agent.devices.cuda.batches import TILE, Packed
 from services.gpu_agent.devices.cuda.lane import Lane
 from services.gpu_agent.devices.cuda.memory import DTYPES, CudaKvMemory
 from services.gpu_agent.devices.cuda.planes import GPTJ, NO_ROPE, Constants
 from services.gpu_agent.devices.shared_memory import SharedMemoryFile
 from services.gpu_agent.layouts import Layout
+
+_U64 = (1 << 64) - 1
 
 
 class FakeStream:
@@ -162,7 +165,8 @@ def plain_kernel(
     tiles = tables[packed.tiles :].view(torch.int64)
     slots = tables[packed.slots :].view(torch.int32)
     for number in range(grid[0]):
-        start, pitch, row, tokens, first, first_plane, count, rotation = tiles[8 * number : 8 * number + 8].tolist()
+        columns = tiles[len(TILE) * number : len(TILE) * (number + 1)].tolist()
+        start, pitch, row, tokens, first, first_plane, count, rotation, target, first_word, plane_words = columns
         assert 0 <= count <= grid[1], "these are no tables"
         assert 0 <= tokens <= known.tile_tokens, "these are no tables"
         for plane in range(count):
@@ -185,6 +189,27 @@ def plain_kernel(
                         for at in (packed.cos, packed.sin)
                     )
                     engine.copy_(rotated(stored, cos, sin, known))
+            if target >= 0:
+                inside = start + plane * pitch + first * known.heads * known.size
+                words = staging[inside : inside + tokens * known.heads * known.size].view(torch.uint8).numpy()
+                sums = tables[packed.sums :].view(torch.int64)
+                sums[target] += signed(terms_of(words.tobytes(), first_word + plane * plane_words))
+
+
+def terms_of(data: bytes, number: int) -> int:
+    """The sum of the terms of these words, by the checksum's definition."""
+    words = np.frombuffer(data, "<u8").tolist()
+    return sum(mix(word ^ ((number + place) * STEP & _U64)) for place, word in enumerate(words)) & _U64
+
+
+def mix(word: int) -> int:
+    for shift, multiplier in zip(SHIFTS, (*MULTIPLIERS, 1), strict=True):
+        word = (word ^ word >> shift) * multiplier & _U64
+    return word
+
+
+def signed(word: int) -> int:
+    return word - (1 << 64 if word >> 63 else 0)
 
 
 def rotated(keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, known: Constants) -> torch.Tensor:

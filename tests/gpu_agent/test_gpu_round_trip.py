@@ -7,7 +7,6 @@ from itertools import count
 import numpy as np
 import pytest
 import torch
-import xxhash
 from agent_rig import INSTANCE, encode, outcomes, ranges
 from gpu_rig import GpuRig, GpuStack, gpu_stack, needs_gpu
 from test_round_trip import ROPES, TOLERANCE, check_moved
@@ -17,6 +16,7 @@ from kvblend.results import Segments
 from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
 from kvblend.v1 import store_pb2 as store
+from services.common.checksums import checksum_of
 
 pytestmark = needs_gpu
 
@@ -133,7 +133,7 @@ def test_the_layout_is_proven_by_a_pattern(stack: GpuStack) -> None:
     rig = stack.gpu_rig("paged_hnd", shape_of(case, "paged_hnd", case.tokens), ROPES["neox"](16), next(SEEDS))
     table, slots = slot_map(rig, 5)
     bits = rig.engine.read(slots[:21]).contiguous().view(torch.uint8).numpy()
-    right = xxhash.xxh3_64_intdigest(bits.tobytes())
+    right = checksum_of(bits.tobytes())
     for checksum, proven in ((right, True), (right ^ 1, False)):
         request = pb.ProveLayoutRequest(
             instance_id=INSTANCE,

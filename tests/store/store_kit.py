@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import xxhash
 
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import matcher_pb2, store_pb2
+from services.common.checksums import checksum_of
 from services.common.errors import KvblendError
 from services.common.tokens import encode_u32
 from services.store.admission import cut, wishes_of
@@ -58,7 +58,7 @@ def known_bytes(space_id: bytes, domain: int, chain_hash: bytes, group: int, ran
 
 
 def checksum(data: bytes) -> int:
-    return int(xxhash.xxh3_64_intdigest(data))
+    return checksum_of(data)
 
 
 class FakeClock:

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 from redis.exceptions import AskError, MovedError, ResponseError
 
+from services.common.checksums import checksum_of
 from services.common.redis_connection import BoundedConnection, LinkError
 from services.common.redis_socket import BoundedSocket
 from services.store.tiers.redis_parts import MissingPart, PartReader, WrongLength
@@ -94,7 +94,7 @@ def test_whole_parts_arrive_whole_however_they_are_cut(parts: list[bytes], cuts:
     reader, target = receive(PartReader, parts, [replied(None, part) for part in parts], cuts, lanes)
     assert target == b"".join(parts)
     assert reader.outcomes == [None] * len(parts)
-    assert reader.digest.intdigest() == xxhash.xxh3_64_intdigest(b"".join(parts))
+    assert reader.checksum.value() == checksum_of(b"".join(parts))
 
 
 @given(PARTS, CUTS, st.integers(1, 3), st.data())
@@ -147,7 +147,7 @@ class HashesAsItComes(PartReader):
     def _arrived(self, index: int, count: int) -> None:
         start = self._filled[index]
         self._filled[index] += count
-        self.digest.update(self._slices[index].place[start : start + count])
+        self.checksum.update(self._slices[index].place[start : start + count])
 
 
 class ForgetsFailures(PartReader):
@@ -167,5 +167,5 @@ def test_broken_readers_are_found_out(broken: type[PartReader]) -> None:
     ]
     reader, _ = receive(broken, parts, replies, [3], 2)
     good = all(outcome is None for outcome in reader.outcomes)
-    hashed = reader.digest.intdigest() == xxhash.xxh3_64_intdigest(b"".join(parts))
+    hashed = reader.checksum.value() == checksum_of(b"".join(parts))
     assert (good, hashed) == (True, False)

@@ -66,6 +66,12 @@ class Piece:
     slots: Slots
     # Positions that K moves by on its way to the engine.
     delta: int = 0
+    # The block's checksum is wanted with its copy.
+    checked: bool = False
+
+    @property
+    def whole(self) -> bool:
+        return self.first == 0 and len(self.slots) == self.tokens
 
 
 class KvMemory(Protocol):
@@ -79,11 +85,15 @@ class KvMemory(Protocol):
         Raises KvblendError for a rope that the device cannot apply.
         """
 
-    def scatter(self, group: int, pieces: Sequence[Piece], rope: RopeSpec, watch: Watch) -> None:
-        """Arena to engine: K moved by each piece's delta (bit-equal where that is 0), V as it is."""
+    def scatter(self, group: int, pieces: Sequence[Piece], rope: RopeSpec, watch: Watch) -> Sequence[int | None]:
+        """Arena to engine: K moved by each piece's delta (bit-equal where that is 0), V as it is.
 
-    def gather(self, group: int, pieces: Sequence[Piece], watch: Watch) -> Sequence[int] | None:
-        """Engine to arena; deltas are ignored. Each block's checksum, if all pieces fill theirs and it costs little."""
+        The checksum of what arrived of each block, before K was moved; None where it is not wanted, or is left to the
+        caller: the piece is not its whole block, or the device has none.
+        """
+
+    def gather(self, group: int, pieces: Sequence[Piece], watch: Watch) -> Sequence[int | None]:
+        """Engine to arena; deltas are ignored. The checksums of what was read, as `scatter` has them."""
 
     def check(self) -> None:
         """Raises KvblendError HANDLE_UNUSABLE if the engine has taken memory back since it was opened."""

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import xxhash
 
 from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
+from services.common.checksums import Checksum, checksum_of
 from services.common.errors import KvblendError
 from services.common.populate import populate
 from services.gpu_agent.devices.base import Bytes, KvMemory, Piece, Watch
@@ -89,7 +89,8 @@ class CpuKvMemory:
     def prepare(self, ropes: Sequence[RopeSpec]) -> None:
         """Nothing is compiled here."""
 
-    def scatter(self, group: int, pieces: Sequence[Piece], rope: RopeSpec, watch: Watch) -> None:
+    def scatter(self, group: int, pieces: Sequence[Piece], rope: RopeSpec, watch: Watch) -> list[int | None]:
+        checksums = [checksum_of(piece.block.data) if piece.checked and piece.whole else None for piece in pieces]
         # Pieces that stay come first: what follows is rotated in one stretch, and they are never touched by arithmetic.
         pieces = sorted(pieces, key=lambda piece: piece.delta != 0)
         blocks = [self._object(group, piece) for piece in pieces]
@@ -107,10 +108,10 @@ class CpuKvMemory:
                 if self._layout.planes[group][layer][plane].kind in _KEY_KINDS:
                     rotation.apply(staging)
                 view[index] = staging
+        return checksums
 
-    def gather(self, group: int, pieces: Sequence[Piece], watch: Watch) -> list[int] | None:
-        whole = all(piece.first == 0 and len(piece.slots) == piece.tokens for piece in pieces)
-        digests = [xxhash.xxh3_64() for _ in pieces]
+    def gather(self, group: int, pieces: Sequence[Piece], watch: Watch) -> list[int | None]:
+        checksums = [Checksum() if piece.checked and piece.whole else None for piece in pieces]
         blocks = [self._object(group, piece) for piece in pieces]
         index = self._index(pieces)
         sizes = [len(piece.slots) for piece in pieces]
@@ -118,13 +119,13 @@ class CpuKvMemory:
             for plane, view in enumerate(views):
                 watch()
                 parts = view[index].split(sizes)
-                for block, piece, part, digest in zip(blocks, pieces, parts, digests, strict=True):
+                for block, piece, part, checksum in zip(blocks, pieces, parts, checksums, strict=True):
                     written = block[layer, plane, piece.first : piece.first + len(piece.slots)]
                     written.copy_(part)
-                    if whole:
+                    if checksum is not None:
                         # Planes follow each other in the block, and this one is in the cache now.
-                        digest.update(written.view(torch.uint8).numpy().data)
-        return [digest.intdigest() for digest in digests] if whole else None
+                        checksum.update(written.view(torch.uint8).numpy().data)
+        return [checksum.value() if checksum is not None else None for checksum in checksums]
 
     def check(self) -> None:
         for file in self._files:

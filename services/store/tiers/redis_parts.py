@@ -11,10 +11,10 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
-import xxhash
 from redis._parsers.base import BaseParser
 from redis.exceptions import AskError, ResponseError
 
+from services.common.checksums import Checksum
 from services.common.redis_connection import Argument, BoundedConnection, LinkError
 from services.common.redis_socket import BoundedSocket
 
@@ -72,7 +72,7 @@ def _slices(names: Sequence[bytes], places: Sequence[memoryview]) -> list[_Slice
 
 
 class PartReader:
-    """Receives parts into their places. `digest` is of all bytes in order, if `outcomes` has no failure.
+    """Receives parts into their places. `checksum` is of all bytes in order, if `outcomes` has no failure.
 
     Args:
         places: where each part goes; their lengths are the parts' lengths.
@@ -84,7 +84,7 @@ class PartReader:
     def __init__(self, names: Sequence[bytes], places: Sequence[memoryview]) -> None:
         # By part: None once it is there; MissingPart or a refusal (ResponseError).
         self.outcomes: list[Exception | None] = [None] * len(names)
-        self.digest = xxhash.xxh3_64()
+        self.checksum = Checksum()
         self._slices = _slices(names, places)
         self._next = iter(range(len(self._slices)))
         self._filled = [0] * len(self._slices)
@@ -165,7 +165,7 @@ class PartReader:
         self._filled[index] += count
         while self._hashing < len(self._slices):
             place, filled = self._slices[self._hashing].place, self._filled[self._hashing]
-            self.digest.update(place[self._hashed : filled])
+            self.checksum.update(place[self._hashed : filled])
             self._hashed = filled
             if filled < len(place):
                 return

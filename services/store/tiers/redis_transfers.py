@@ -2,7 +2,7 @@
 
 The header is written once every part is there: by a script behind the parts, which looks, or by a command of its own
 where that script is not to be had. Whatever Redis evicts, loses or damages later is noticed while reading: lengths and
-an xxh3-64 of the whole payload must agree with the header, or the object is deleted. Every method uses one server, by a
+the payload's checksum must agree with the header, or the object is deleted. Every method uses one server, by a
 deadline in monotonic seconds, and raises LinkError if there is no answer, ResponseError if Redis refuses: MovedError if
 another server has the object. A slot that is being moved is followed to both of its servers.
 """
@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-import xxhash
 from redis.exceptions import AskError, MovedError, NoScriptError, ResponseError
 
 from kvblend.v1 import object_pb2
+from services.common.checksums import checksum_of
 from services.common.metrics import counter
 from services.common.redis_connection import BoundedConnection, Script
 from services.store.objects import ObjectKey
@@ -105,10 +105,10 @@ class Transfers:
                 outcome is None or _copy(commands.followed(("GET", name), outcome), place)
                 for name, place, outcome in zip(names, places, reader.outcomes, strict=True)
             ]
-            return all(fetched) and bool(xxhash.xxh3_64_intdigest(target) == meta.checksum)
+            return all(fetched) and checksum_of(target) == meta.checksum
         if any(reader.outcomes):
             raise _DamagedObject("missing_part")
-        if reader.digest.intdigest() != meta.checksum:
+        if reader.checksum.value() != meta.checksum:
             raise _DamagedObject("checksum")
         return True
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from services.common.checksums import WORD_BYTES
 from services.gpu_agent.devices.base import Bytes, Piece
 from services.gpu_agent.layouts import GroupShape
 from services.gpu_agent.rope import RopeSpec
@@ -20,17 +21,35 @@ from services.gpu_agent.rope import RopeSpec
 Floats = npt.NDArray[np.float32]
 
 # Columns of a tile: where its fragment's first plane starts in the slot and the distance of its planes, in
-# elements; its tokens in `slots`; its first token in the fragment; its planes; its row of cos and sin, or -1.
-TILE = ("start", "pitch", "row", "tokens", "first_token", "first_plane", "planes", "rotation")
+# elements; its tokens in `slots`; its first token in the fragment; its planes; its row of cos and sin, or -1; where
+# the terms of its words are added up (services/common/checksums.py), or -1; the number of its first word in the block
+# and the words from one of the block's planes to the next.
+TILE = (
+    "start",
+    "pitch",
+    "row",
+    "tokens",
+    "first_token",
+    "first_plane",
+    "planes",
+    "rotation",
+    "sum",
+    "first_word",
+    "plane_words",
+)
 # Bounds of one batch, so that its tables fit buffers of a fixed size.
 MAX_TOKENS = 1 << 14
 MAX_FRAGMENTS = 1 << 10
+# A sum of terms for each fragment.
+SUMS_BYTES = MAX_FRAGMENTS * 8
 
 
 @dataclass(frozen=True)
 class Fragment:
     """`planes` planes of a piece's object from `first_plane` on, at byte `start` of the slot."""
 
+    # Which of the transfer's pieces this is of; it may be narrower than that.
+    number: int
     piece: Piece
     first_plane: int
     planes: int
@@ -65,13 +84,17 @@ class Fragment:
 
 @dataclass(frozen=True)
 class Batch:
-    """`tiles` [n, len(TILE)] i64; `slots` [tokens] i32; `cos`, `sin` [rotations, pairs] f32."""
+    """`tiles` [n, len(TILE)] i64; `slots` [tokens] i32; `cos`, `sin` [rotations, pairs] f32.
+
+    `summed` are the fragments whose terms are added up, in the order of the sums.
+    """
 
     fragments: list[Fragment]
     tiles: npt.NDArray[np.int64]
     slots: npt.NDArray[np.int32]
     cos: Floats
     sin: Floats
+    summed: list[Fragment]
 
     @property
     def most_planes(self) -> int:
@@ -105,7 +128,7 @@ class Batches:
 
     def of(self, pieces: Sequence[Piece]) -> Iterator[Batch]:
         filling = _Filling()
-        for piece in self._narrow(pieces):
+        for number, piece in self._narrow(pieces):
             plane, planes = 0, self._shape.layers * self._shape.planes
             while plane < planes:
                 width = len(piece.slots) * self._row_bytes
@@ -114,31 +137,41 @@ class Batches:
                     yield self._batch(filling)
                     filling = _Filling()
                     continue
-                filling.fragments.append(Fragment(piece, plane, count, filling.nbytes, self._row_bytes))
+                filling.fragments.append(Fragment(number, piece, plane, count, filling.nbytes, self._row_bytes))
                 filling.nbytes += count * width
                 filling.tokens += len(piece.slots)
                 plane += count
         if filling.fragments:
             yield self._batch(filling)
 
-    def _narrow(self, pieces: Sequence[Piece]) -> Iterator[Piece]:
-        """Pieces of so few tokens that a slot holds a plane of each."""
+    def sums(self, piece: Piece) -> bool:
+        """Whether the terms of its words are added up: then each of a token's planes is whole words."""
+        return piece.checked and piece.whole and self._row_bytes % WORD_BYTES == 0
+
+    def _narrow(self, pieces: Sequence[Piece]) -> Iterator[tuple[int, Piece]]:
+        """Pieces of so few tokens that a slot holds a plane of each, checked if terms are added up; their numbers."""
         most = min(MAX_TOKENS, self._slot_bytes // self._row_bytes)
-        for piece in pieces:
+        for number, piece in enumerate(pieces):
+            checked = self.sums(piece)
             for first in range(0, len(piece.slots), most):
-                yield replace(piece, first=piece.first + first, slots=piece.slots[first : first + most])
+                slots = piece.slots[first : first + most]
+                yield number, replace(piece, first=piece.first + first, slots=slots, checked=checked)
 
     def _batch(self, filling: _Filling) -> Batch:
         deltas = self._deltas(filling.fragments)
         rotation = {delta: row for row, delta in enumerate(deltas.tolist())}
         cos, sin = self._rope.tables(deltas)
-        tiles, row = [], 0
+        tiles: list[npt.NDArray[np.int64]] = []
+        summed: list[Fragment] = []
+        row = 0
         for fragment in filling.fragments:
-            tokens = len(fragment.piece.slots)
             tiles.append(self._tiles(fragment, row, rotation.get(fragment.piece.delta, -1)))
-            row += tokens
+            row += len(fragment.piece.slots)
+            if fragment.piece.checked:
+                tiles[-1][:, 8] = len(summed)
+                summed.append(fragment)
         slots = np.concatenate([fragment.piece.slots for fragment in filling.fragments]).astype(np.int32)
-        return Batch(filling.fragments, np.concatenate(tiles), slots, cos, sin)
+        return Batch(filling.fragments, np.concatenate(tiles), slots, cos, sin, summed)
 
     def _deltas(self, fragments: list[Fragment]) -> npt.NDArray[np.int64]:
         """Each distance by which something is really rotated, once."""
@@ -157,13 +190,16 @@ class Batches:
         tiles[:, 5] = fragment.first_plane
         tiles[:, 6] = fragment.planes
         tiles[:, 7] = rotation
+        tiles[:, 8] = -1
+        tiles[:, 9] = 1 + (fragment.host_start + first * self._row_bytes) // WORD_BYTES
+        tiles[:, 10] = fragment.pitch // WORD_BYTES
         return tiles
 
 
 def table_bytes(pairs: int) -> int:
     """Bytes that the tables of the largest batch take for a rope of `pairs` pairs; see `pack`."""
     tiles = (MAX_TOKENS + MAX_FRAGMENTS) * len(TILE) * 8
-    return tiles + MAX_TOKENS * 4 + 2 * MAX_FRAGMENTS * pairs * 4 + 4 * _ALIGN
+    return tiles + MAX_TOKENS * 4 + 2 * MAX_FRAGMENTS * pairs * 4 + SUMS_BYTES + 5 * _ALIGN
 
 
 _ALIGN = 256
@@ -177,17 +213,18 @@ class Packed:
     slots: int
     cos: int
     sin: int
+    sums: int
     nbytes: int
 
 
 def pack(batch: Batch, buffer: Bytes) -> Packed:
-    """Writes the tables one after the other, each at a multiple that a kernel can load widely."""
+    """Writes the tables one after the other, each at a multiple that a kernel can load widely; sums begin at 0."""
     starts: list[int] = []
     end = 0
-    for table in (batch.tiles, batch.slots, batch.cos, batch.sin):
+    for table in (batch.tiles, batch.slots, batch.cos, batch.sin, np.zeros(len(batch.summed), np.uint64)):
         starts.append(end)
         raw = table.reshape(-1).view(np.uint8)
         buffer[end : end + len(raw)] = raw
         end += -(-len(raw) // _ALIGN) * _ALIGN
-    tiles, slots, cos, sin = starts
-    return Packed(tiles, slots, cos, sin, end)
+    tiles, slots, cos, sin, sums = starts
+    return Packed(tiles, slots, cos, sin, sums, end)

@@ -7,14 +7,16 @@ a transfer is stopped, or found to hang.
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
+import numpy as np
 import torch
 
 from services.common.errors import KvblendError
 from services.gpu_agent.devices.base import Bytes, Hung, Watch
-from services.gpu_agent.devices.cuda.batches import Batch, Fragment, Packed, pack, table_bytes
+from services.gpu_agent.devices.cuda.batches import SUMS_BYTES, Batch, Fragment, Packed, pack, table_bytes
 from services.gpu_agent.devices.cuda.gpu import Gpu
 from services.gpu_agent.devices.cuda.host import HostMemory, address_of
 
@@ -43,6 +45,9 @@ class Slot:
         self.since: float | None = None
         # Fragments that lie in `bounce` once the work is done and belong into their blocks.
         self.owed: list[Fragment] = []
+        # Fragments whose sums of terms lie here once the work is done.
+        self.sums = gpu.pinned(SUMS_BYTES).numpy().view(np.uint64)
+        self.summed: list[Fragment] = []
 
     def bounced(self, fragment: Fragment) -> Bytes:
         return self.bounce[fragment.start : fragment.start + fragment.nbytes]
@@ -64,9 +69,11 @@ class Lane:
         self._slots = [Slot(gpu, slot_bytes) for _ in range(_SLOTS)]
         self._begin, self._end = gpu.event(timing=True), gpu.event(timing=True)
         self._turn = threading.Lock()
+        # Of the running transfer, by the number of its pieces.
+        self._terms: defaultdict[int, int] = defaultdict(int)
 
-    def run(self, batches: Iterable[Batch], launch: Launch, watch: Watch) -> None:
-        """Returns when the last byte has arrived.
+    def run(self, batches: Iterable[Batch], launch: Launch, watch: Watch) -> Mapping[int, int]:
+        """Returns when the last byte has arrived: for each piece with a sum the sum of its words' terms.
 
         Raises:
             Stopped: as `watch` says, with nothing in flight.
@@ -74,7 +81,9 @@ class Lane:
             CudaError: the GPU refused; nothing is in flight.
         """
         with self._taking_turns(watch):
+            self._terms = defaultdict(int)
             self._run(batches, launch, watch)
+            return self._terms
 
     def warm(self, launch: Launch) -> None:
         """Compiles and loads a kernel, which finds nothing to do.
@@ -92,7 +101,7 @@ class Lane:
         try:
             with self._taking_turns(watch):
                 slot.tables[:256].zero_()
-                launch(slot.staging, slot.tables, Packed(0, 0, 0, 0, 0), (1, 1))
+                launch(slot.staging, slot.tables, Packed(0, 0, 0, 0, 0, 0), (1, 1))
                 slot.since = time.monotonic()
                 slot.done.record(self._kernels)
                 # Compiling may have taken longer than any watch allows; hanging is noticed all the same.
@@ -162,6 +171,9 @@ class Lane:
         for fragment in slot.owed if pay else ():
             fragment.host_rows()[:] = slot.bounced(fragment).reshape(fragment.planes, fragment.width)
         slot.owed.clear()
+        for fragment, terms in zip(slot.summed, slot.sums[: len(slot.summed)].tolist(), strict=True):
+            self._terms[fragment.number] += terms
+        slot.summed.clear()
 
     def _wait_for_the_end(self) -> None:
         try:
@@ -172,6 +184,7 @@ class Lane:
             for slot in self._slots:
                 slot.since = None
                 slot.owed.clear()
+                slot.summed.clear()
             self._turn.release()
 
     def _enqueue(self, slot: Slot, batch: Batch, launch: Launch) -> None:
@@ -188,6 +201,11 @@ class Lane:
             slot.ready.record(self._kernels)
             self._link.wait_event(slot.ready)
             self._send(slot, batch)
+        if batch.summed:
+            slot.summed.extend(batch.summed)
+            nbytes, last = slot.sums[: len(batch.summed)].nbytes, self._kernels if self._inbound else self._link
+            device, host = slot.tables.data_ptr() + packed.sums, int(slot.sums.ctypes.data)
+            self._gpu.to_host(device, host, nbytes, nbytes, 1, last.cuda_stream)
 
     def _fetch(self, slot: Slot, batch: Batch) -> None:
         for fragment in batch.fragments:

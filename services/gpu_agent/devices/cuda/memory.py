@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from kvblend.v1 import common_pb2 as common
+from services.common.checksums import with_length
 from services.common.errors import KvblendError
 from services.gpu_agent.devices.base import Piece, Watch
 from services.gpu_agent.devices.cuda.batches import Batches, Packed
@@ -46,16 +47,20 @@ class CudaKvMemory:
         self._tables = [plane_table(layout, group, opened.starts) for group in range(len(layout.groups))]
         self._gpu_tables = [gpu.upload(torch.from_numpy(table)) for table in self._tables]
 
-    def scatter(self, group: int, pieces: Sequence[Piece], rope: RopeSpec, watch: Watch) -> None:
-        self._run(self._inbound, group, pieces, rope, watch)
+    def scatter(self, group: int, pieces: Sequence[Piece], rope: RopeSpec, watch: Watch) -> list[int | None]:
+        return self._run(self._inbound, group, pieces, rope, watch)
 
-    def gather(self, group: int, pieces: Sequence[Piece], watch: Watch) -> None:
-        self._run(self._outbound, group, pieces, _NO_ROPE, watch)
+    def gather(self, group: int, pieces: Sequence[Piece], watch: Watch) -> list[int | None]:
+        return self._run(self._outbound, group, pieces, _NO_ROPE, watch)
 
-    def _run(self, lane: Lane, group: int, pieces: Sequence[Piece], rope: RopeSpec, watch: Watch) -> None:
+    def _run(self, lane: Lane, group: int, pieces: Sequence[Piece], rope: RopeSpec, watch: Watch) -> list[int | None]:
         self._gpu.enter()
         batches = self.batches(group, rope, lane.slot_bytes)
-        lane.run(batches.of(pieces), self.launch(group, rope, gather=lane is self._outbound), watch)
+        terms = lane.run(batches.of(pieces), self.launch(group, rope, gather=lane is self._outbound), watch)
+        return [
+            with_length(terms[number], piece.block.nbytes) if batches.sums(piece) else None
+            for number, piece in enumerate(pieces)
+        ]
 
     def _constants(self, group: int, rope: RopeSpec) -> Constants:
         return constants(self.layout, group, rope, self._tables[group])
