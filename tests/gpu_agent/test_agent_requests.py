@@ -319,5 +319,5 @@ def test_ends_are_told_also_after_a_call_that_failed(stored: Rig) -> None:
     for number, name in enumerate(("a", "b"), 1):
         stored.lookup(TEXT, name)
         stored.end(name)
-        stored.wait_for(lambda wanted=number: len(ended(stored)) == wanted)  # type: ignore[misc]
+        stored.wait_for(lambda wanted=number: len(ended(stored)) == wanted)
     assert stored.lookup(TEXT, "a").prefix_tokens == 40
