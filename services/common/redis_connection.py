@@ -76,6 +76,7 @@ class BoundedConnection:
         # Replies that are still to come.
         self.unanswered = 0
         self._broken = False
+        self._spoilt = False
 
     def until(self, deadline: float) -> None:
         self._inner.bounded.deadline = deadline
@@ -104,11 +105,10 @@ class BoundedConnection:
         self.send(*arguments)
         return self.receive()
 
-    def send_from_memory(self, *arguments: Argument) -> None:
-        """Like `send`; memoryviews of bytes leave from where they lie, together with what is around them."""
-        with self.raw() as socket:
-            socket.send_all_of(self._inner.pack_command(*arguments))
-        self.unanswered += 1
+    def packed(self, *arguments: Argument) -> list[bytes | memoryview]:
+        """A command as it is sent; memoryviews of many bytes stay where they lie."""
+        buffers: list[bytes | memoryview] = self._inner.pack_command(*arguments)
+        return buffers
 
     def exchange(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
         """Replies of pipelined commands, in order; a refusal is a ResponseError among them."""
@@ -135,6 +135,14 @@ class BoundedConnection:
             raise _as_link_error(error) from None
         self._broken = broken
 
+    def fileno(self) -> int:
+        socket: BoundedSocket = self._inner.bounded
+        return socket.fileno()
+
+    def spoil(self) -> None:
+        """What comes on it cannot be made out any more: it is not used again."""
+        self._spoilt = True
+
     def run(self, script: Script, keys: list[bytes], *arguments: Argument) -> Any:
         try:
             return self.call("EVALSHA", script.digest, len(keys), *keys, *arguments)
@@ -143,7 +151,7 @@ class BoundedConnection:
 
     def is_usable(self) -> bool:
         """Not with a reply outstanding: it would answer the next question."""
-        return not self._broken and not self.unanswered and self._inner.bounded.is_quiet()
+        return not self._broken and not self._spoilt and not self.unanswered and self._inner.bounded.is_quiet()
 
     def close(self) -> None:
         self._inner.disconnect()

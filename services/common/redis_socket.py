@@ -23,6 +23,8 @@ class BoundedSocket:
     def __init__(self, inner: socket.socket, deadline: float) -> None:
         self._inner = inner
         self.deadline = deadline
+        # It may hold what the kernel does not know of: to be readable, as poll says it, is not all.
+        self.is_buffered = isinstance(inner, ssl.SSLSocket)
 
     def _armed(self) -> socket.socket:
         left = self.deadline - time.monotonic()
@@ -34,37 +36,35 @@ class BoundedSocket:
     def sendall(self, data: bytes | memoryview) -> None:
         self._armed().sendall(data)
 
-    def send_all_of(self, buffers: Sequence[bytes | memoryview]) -> None:
-        """Sends several from where they lie, in as few system calls as the kernel allows."""
-        if isinstance(self._inner, ssl.SSLSocket):
-            for buffer in buffers:
-                self.sendall(buffer)
-            return
-        left = [memoryview(buffer) for buffer in buffers]
-        while left:
-            sent = self._armed().sendmsg(left)
-            while left and sent >= left[0].nbytes:
-                sent -= left.pop(0).nbytes
-            if sent:
-                left[0] = left[0][sent:]
+    def never_wait(self) -> None:
+        """Before `send_now` and `receive_now`, which do what can be done at once."""
+        self._inner.settimeout(0)
+
+    def send_now(self, buffers: Sequence[bytes | memoryview]) -> int:
+        """As much of them as there is room for, from where they lie: how many bytes, 0 if there is none yet."""
+        try:
+            if self.is_buffered:
+                return self._inner.send(buffers[0])
+            return self._inner.sendmsg(buffers)
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return 0
+
+    def receive_now(self, buffers: Sequence[memoryview]) -> int:
+        """Into the buffers, none of them empty, one after another, as much as is there: how many bytes, 0 if there are
+        none yet."""
+        try:
+            count = self._inner.recv_into(buffers[0]) if self.is_buffered else self._inner.recvmsg_into(buffers)[0]
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return 0
+        if not count:
+            raise ConnectionResetError("the server closed the connection")
+        return count
 
     def recv_into(self, buffer: bytearray) -> int:
         return self._armed().recv_into(buffer)
 
     def recv(self, size: int) -> bytes:
         return self._armed().recv(size)
-
-    def receive_now(self, buffer: memoryview) -> int:
-        """Into `buffer` as much of it as is there: how many bytes, 0 if there are none yet."""
-        if self._inner.gettimeout() != 0:
-            self._inner.settimeout(0)
-        try:
-            count = self._inner.recv_into(buffer)
-        except (BlockingIOError, ssl.SSLWantReadError):
-            return 0
-        if not count:
-            raise ConnectionResetError("the server closed the connection")
-        return count
 
     def settimeout(self, timeout: float | None) -> None:
         """The deadline alone decides."""

@@ -27,9 +27,11 @@ def test_a_target_is_judged_by_its_worst_size() -> None:
     def row(contender: str, rate: float, **more: object) -> dict[str, object]:
         return {"contender": contender, "transport": "unix", "set_gb_s": rate, "get_gb_s": rate, **more}
 
-    rows = [row("redis-py with hiredis", 1.0, value_mib=part) for part in (1, 2)]
+    peer = "redis-py with hiredis"
+    rows = [row(peer, 1.0 / count, value_mib=part, together=count) for part in (1, 2) for count in (8, 1)]
     for size, part in ((1, 1), (4, 2), (8, 2), (32, 2)):
-        rows.append(row("kvblend", 1.9 if size == 8 else 3.0, object_mib=size, part_mib=part, callers=1))
+        for together, rate in ((1, 9.0), (8, 1.9 if size == 8 else 3.0)):
+            rows.append(row("kvblend", rate, object_mib=size, part_mib=part, callers=1, together=together))
     section = {"quick": False, "rows": rows}
     judged = {target["name"]: target for target in (entry(one, section) for one in redis.targets(section))}
     worst = judged["Redis SET over redis-py with hiredis, unix"]

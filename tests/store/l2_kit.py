@@ -8,7 +8,7 @@ from store_kit import LocalStore
 
 from kvblend.v1 import object_pb2
 from services.store.objects import ObjectKey
-from services.store.tiers.base import TierHealth
+from services.store.tiers.base import Read, TierHealth, Write
 
 
 class MemoryTier:
@@ -30,19 +30,22 @@ class MemoryTier:
         found = [self.objects.get(key) for key in keys]
         return [None if item is None or self.down else item[0] for item in found]
 
-    def read_into(self, key: ObjectKey, meta: object_pb2.ObjectMeta, target: memoryview, timeout: float) -> bool:
-        del meta
+    def read_into(self, reads: Sequence[Read], timeout: float) -> list[bool]:
+        return [self.read_one(key, target, timeout) for key, _, target in reads]
+
+    def read_one(self, key: ObjectKey, target: memoryview, timeout: float) -> bool:
         if not self.reading.wait(timeout) or self.down or key not in self.objects:
             target[:] = b"x" * len(target)
             return False
         target[:] = self.objects[key][1]
         return True
 
-    def write(self, key: ObjectKey, meta: object_pb2.ObjectMeta, payload: memoryview, timeout: float) -> bool:
+    def write(self, writes: Sequence[Write], timeout: float) -> list[bool]:
         if not self.writing.wait(timeout) or self.down:
-            return False
-        self.objects[key] = (object_pb2.ObjectMeta.FromString(meta.SerializeToString()), bytes(payload))
-        return True
+            return [False] * len(writes)
+        for key, meta, payload in writes:
+            self.objects[key] = (object_pb2.ObjectMeta.FromString(meta.SerializeToString()), bytes(payload))
+        return [True] * len(writes)
 
     def delete(self, keys: Sequence[ObjectKey], timeout: float) -> int:
         del timeout

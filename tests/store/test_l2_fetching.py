@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -37,35 +37,47 @@ def number_of(chunk: L2Chunk) -> int:
 
 
 class FixedSpeed(Speed):
-    def __init__(self, streams: int) -> None:
+    def __init__(self, streams: int, together: int) -> None:
         super().__init__(streams)
         self._fixed = streams
+        self._together = together
 
     def streams(self, size: int) -> int:
         del size
         return self._fixed
 
+    @property
+    def together(self) -> int:
+        return self._together
+
 
 class Wire:
     """Transfers that end when the test says so, and what was released of what landed."""
 
-    def __init__(self, streams: int = STREAMS, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, streams: int = STREAMS, max_bytes: int = MAX_BYTES, together: int = 0) -> None:
         self.lock = threading.Lock()
+        self.calls: list[list[int]] = []
         self.started: list[int] = []
         self.running: dict[int, tuple[threading.Event, Callable[[], bool]]] = {}
         self.outcomes: dict[int, bool] = {}
         self.landed: list[tuple[int, object]] = []
         self.released: list[object] = []
         self.fetches = Fetches(
-            self.transfer, self.released.append, FixedSpeed(streams), threads=streams, max_bytes=max_bytes
+            self.transfer, self.released.append, FixedSpeed(streams, together), threads=streams, max_bytes=max_bytes
         )
         self.fetches.start()
 
-    def transfer(self, chunk: L2Chunk, wanted: Callable[[], bool]) -> Chunk | None:
-        number, gate = number_of(chunk), threading.Event()
+    def transfer(self, chunks: Sequence[L2Chunk], wanted: Callable[[L2Chunk], bool]) -> list[Chunk | None]:
         with self.lock:
-            self.started.append(number)
-            self.running[number] = gate, wanted
+            self.calls.append([number_of(chunk) for chunk in chunks])
+            gates = {number_of(chunk): threading.Event() for chunk in chunks}
+            for chunk in chunks:
+                number = number_of(chunk)
+                self.started.append(number)
+                self.running[number] = gates[number], lambda chunk=chunk: wanted(chunk)  # type: ignore[misc]
+        return [self.outcome(number, gate) for number, gate in gates.items()]
+
+    def outcome(self, number: int, gate: threading.Event) -> Chunk | None:
         gate.wait()
         with self.lock:
             del self.running[number]
@@ -114,6 +126,40 @@ def test_the_first_chunk_has_the_way_to_itself_then_more_run_as_they_land(wire: 
     wire.until_running(2, 3)
     wire.end(2)
     wire.until_running(3, 4, 5)
+
+
+def test_what_may_run_at_once_and_takes_a_moment_is_one_transfer() -> None:
+    wire = Wire(streams=2, max_bytes=200, together=30)
+    order = wire.order(*range(1, 13))
+    wire.until_running(1)
+    wire.end(1)
+    wire.until_running(2, 3)
+    wire.end(2)
+    wire.end(3)
+    wire.until_running(4, 5, 6, 7)
+    assert wire.calls == [[1], [2, 3], [4, 5, 6], [7]]
+    for number in (4, 5, 6):
+        wire.end(number, landed=number != 5)
+    wire.until_running(7, 8, 9, 10)
+    assert [wire.fetches.outcomes(order)[l2_chunk(number).key] for number in (4, 5, 6)] == [True, False, True]
+    wire.close()
+
+
+def test_one_of_a_transfer_that_nobody_wants_any_more_is_released() -> None:
+    wire = Wire(together=30)
+    first = wire.order(1, 2, 3)
+    wire.until_running(1)
+    wire.end(1)
+    wire.until_running(2, 3)
+    second = wire.order(3, session=1)
+    wire.fetches.drop(first)
+    assert [wire.running[number][1]() for number in (2, 3)] == [False, True]
+    wire.end(2)
+    wire.end(3)
+    assert wire.fetches.wait(second, 0, 10.0) == 1
+    until(lambda: len(wire.released) == 2)
+    assert {number for number, landed in wire.landed if landed in wire.released} == {1, 2}
+    wire.close()
 
 
 def test_what_is_waited_for_goes_before_what_is_kept(wire: Wire) -> None:
@@ -220,8 +266,8 @@ def test_writes_give_way_while_a_lookup_waits(wire: Wire) -> None:
 
 
 def test_a_transfer_that_raises_is_a_fetch_that_failed() -> None:
-    def fail(chunk: L2Chunk, wanted: Callable[[], bool]) -> Chunk | None:
-        raise RuntimeError(f"{chunk} {wanted}")
+    def fail(chunks: Sequence[L2Chunk], wanted: Callable[[L2Chunk], bool]) -> list[Chunk | None]:
+        raise RuntimeError(f"{chunks} {wanted}")
 
     fetches = Fetches(fail, lambda _: None, Speed(1), threads=1, max_bytes=100)
     fetches.start()

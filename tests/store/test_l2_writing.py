@@ -1,6 +1,6 @@
 """The write side of L2: which class is written when, what a full queue or an outage costs, and what a restart owes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ from store_kit import CHUNK, SESSION, FakeMatcher, LocalStore, text
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import store_pb2
 from services.store.reports import stats_of
+from services.store.tiers.base import Write
 
 
 @pytest.fixture
@@ -166,11 +167,11 @@ def test_a_chunk_offered_again_while_it_is_written_is_written_again(shm_dir: Pat
     writes: list[object] = []
     write = tier.write
 
-    def counted(*arguments: object) -> bool:
-        writes.append(arguments)
-        return write(*arguments)  # type: ignore[arg-type]
+    def counted(some: Sequence[Write], timeout: float) -> list[bool]:
+        writes.extend(some)
+        return write(some, timeout)
 
-    tier.write = counted  # type: ignore[method-assign, assignment]
+    tier.write = counted  # type: ignore[method-assign]
     assert store.parts.l2 is not None
     with store.state.lock:
         store.parts.l2.writing.offer(chunk)

@@ -99,8 +99,8 @@ def test_a_failed_read_is_a_miss_and_leaves_nothing(store: LocalStore, tier: Mem
     store.put(space, prompt)
     until(in_l2(store, 2))
     empty_arena(store)
-    lookup_reads = tier.read_into
-    tier.read_into = lambda *arguments: not lookup_reads(*arguments)  # type: ignore[method-assign]
+    read = tier.read_one
+    tier.read_one = lambda *arguments: not read(*arguments)  # type: ignore[method-assign]
     assert store.lookup(space, [*prompt, 1]).prefix == 0
     assert store.state.pool.used_bytes == 0
 

@@ -34,12 +34,12 @@ class PacedTier(MemoryTier):
         self.finding.wait(timeout)
         return super().find(keys, timeout)  # type: ignore[arg-type]
 
-    def read_into(self, key: ObjectKey, meta: object_pb2.ObjectMeta, target: memoryview, timeout: float) -> bool:
+    def read_one(self, key: ObjectKey, target: memoryview, timeout: float) -> bool:
         self.reads.append(key)
         if self.paced and not self.steps.acquire(timeout=timeout):
             return False
         time.sleep(self.seconds)
-        return super().read_into(key, meta, target, timeout)
+        return super().read_one(key, target, timeout)
 
 
 @pytest.fixture
@@ -146,8 +146,8 @@ def test_a_fetch_that_fails_in_the_prefix_hides_nothing_behind_it(
         for key, (meta, _) in tier.objects.items()
         if meta.stored_position == CHUNK and meta.tokens[:4] == prompt[CHUNK].to_bytes(4, "little")
     )
-    read = tier.read_into
-    tier.read_into = lambda key, *rest: key != broken and read(key, *rest)  # type: ignore[method-assign]
+    read = tier.read_one
+    tier.read_one = lambda key, *rest: key != broken and read(key, *rest)  # type: ignore[method-assign]
     matcher.segments = [segment_of(store.space(), document, 2 * CHUNK)]
     found = store.lookup(store.space(), tokens, want_segments=True)
     assert (found.prefix, found.segment_tokens) == (CHUNK, CHUNK)
@@ -399,8 +399,8 @@ def test_every_rank_and_group_comes_or_none_does(shm_dir: Path, tier: PacedTier)
     until(in_l2(store, 2))
     empty_arena(store)
     last = [key for key in tier.objects if (key.group, key.rank) == (1, 1)]
-    read = tier.read_into
-    tier.read_into = lambda key, *rest: key != last[1] and read(key, *rest)  # type: ignore[method-assign]
+    read = tier.read_one
+    tier.read_one = lambda key, *rest: key != last[1] and read(key, *rest)  # type: ignore[method-assign]
     found = [store.lookup(space, [*prompt, 1], rank=rank) for rank in (0, 1)]
     assert [item.prefix for item in found] == [found[0].prefix] * 2
     assert found[0].prefix in (0, CHUNK)

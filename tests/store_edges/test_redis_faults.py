@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 import redis
 from redis_server import RedisServer, free_port, redis_server
-from tier_contract import SECONDS, get, key_for, meta_for, payload_of, put
+from tier_contract import SECONDS, get, get_all, key_for, meta_for, payload_of, put, put_all, read_into, write
 
 from services.common.redis_socket import BoundedSocket
 from services.store.tiers.redis import RedisTier
@@ -75,7 +75,7 @@ def assert_read_fails_and_cleans_up(tier: RedisTier, raw: redis.Redis, damage: s
     assert meta is not None
     hurt()
     before = damage_count(damage)
-    assert not tier.read_into(KEY, meta, memoryview(bytearray(len(PAYLOAD))), SECONDS)
+    assert not read_into(tier, KEY, meta, bytearray(len(PAYLOAD)))
     assert damage_count(damage) == before + 1
     assert raw.keys("kvblend:*") == []
     assert tier.find([KEY], SECONDS) == [None]
@@ -117,6 +117,27 @@ def test_parts_that_only_add_up_to_the_length_are_a_miss(tier: RedisTier, raw: r
     assert_read_fails_and_cleans_up(tier, raw, "checksum", swap)
 
 
+@pytest.mark.parametrize("damage", ["missing_part", "length", "checksum"])
+def test_damage_costs_only_the_objects_it_is_in(tier: RedisTier, raw: redis.Redis, damage: str) -> None:
+    """Also what was asked for behind a part of the wrong length, on a connection that is of no use any more."""
+    payloads = {key_for(number): payload_of(number, MIB + MIB // 2 + number) for number in range(8)}
+    assert put_all(tier, payloads) == [True] * 8
+    hurt = [key_for(number) for number in (0, 3, 4)]
+    for key in hurt:
+        (name, *_) = (name for name in part_names(raw) if key.text().encode() in name)
+        part = raw.get(name)
+        value = {"missing_part": None, "length": part[:-7], "checksum": part[:-1] + bytes([part[-1] ^ 1])}[damage]
+        raw.delete(name) if value is None else raw.set(name, value)
+    before = damage_count(damage)
+    expected = [None if key in hurt else data for key, data in payloads.items()]
+    assert get_all(tier, list(payloads)) == expected
+    assert damage_count(damage) == before + len(hurt)
+    left = raw.keys("kvblend:*")
+    assert not any(key.text().encode() in name for key in hurt for name in left)
+    assert len(left) == 3 * 5, "headers and parts of the others"
+    assert get_all(tier, list(payloads)) == expected
+
+
 def test_one_flipped_bit_is_a_miss(tier: RedisTier, raw: redis.Redis) -> None:
     assert put(tier, KEY, PAYLOAD)
     name = part_names(raw)[2]
@@ -154,7 +175,7 @@ def test_a_damaged_old_write_does_not_take_the_new_one_with_it(tier: RedisTier, 
     newer = payload_of(9, len(PAYLOAD))
     assert put(tier, KEY, newer)
     assert len(part_names(raw)) == 4, "the replaced write's parts are gone"
-    assert not tier.read_into(KEY, old, memoryview(bytearray(len(PAYLOAD))), SECONDS)
+    assert not read_into(tier, KEY, old, bytearray(len(PAYLOAD)))
     assert get(tier, KEY) == newer
 
 
@@ -163,7 +184,7 @@ def test_everything_expires_and_parts_outlive_their_header(server: RedisServer, 
     assert put(tier, KEY, PAYLOAD)
     meta = meta_for(key_for(2), PAYLOAD)
     meta.expires_at = time.time() + 50
-    assert tier.write(key_for(2), meta, memoryview(PAYLOAD), SECONDS)
+    assert write(tier, key_for(2), meta, PAYLOAD)
     tier.close()
     header_ttls = sorted(raw.ttl(name) for name in raw.keys("kvblend:*:h"))
     assert 0 < header_ttls[0] <= 50 < header_ttls[1] <= 100
@@ -217,7 +238,7 @@ def test_a_clear_that_could_not_finish_is_shown(server: RedisServer, tier: Redis
 
 def test_a_meta_without_its_write_is_no_way_to_read(tier: RedisTier) -> None:
     assert put(tier, KEY, PAYLOAD)
-    assert not tier.read_into(KEY, meta_for(KEY, PAYLOAD), memoryview(bytearray(len(PAYLOAD))), SECONDS)
+    assert not read_into(tier, KEY, meta_for(KEY, PAYLOAD), bytearray(len(PAYLOAD)))
     assert get(tier, KEY) == PAYLOAD
 
 
@@ -236,13 +257,23 @@ def test_case_23_a_write_refused_half_way_leaves_nothing(tier: RedisTier, raw: r
     assert put(tier, KEY, big)
 
 
+def test_case_23_a_full_server_keeps_what_it_took_of_one_call(tier: RedisTier, raw: redis.Redis) -> None:
+    raw.config_set("maxmemory-policy", "noeviction")
+    raw.config_set("maxmemory", raw.info("memory")["used_memory"] + 12 * MIB)
+    payloads = {key_for(number): payload_of(number, 2 * MIB) for number in range(12)}
+    written = put_all(tier, payloads)
+    assert 0 < sum(written) < 12
+    assert [meta is not None for meta in tier.find(list(payloads), SECONDS)] == written
+    assert len(raw.keys("kvblend:*")) == 3 * sum(written), "nothing is left of what was refused"
+    taken = [data if done else None for data, done in zip(payloads.values(), written, strict=True)]
+    assert get_all(tier, list(payloads)) == taken
+
+
 def test_case_23_a_server_that_hangs_half_way_leaves_nothing_to_find(server: RedisServer, raw: redis.Redis) -> None:
     big = payload_of(5, 64 * MIB)
     with tier_on(server.unix_url) as tier:
         outcome: list[bool] = []
-        writer = threading.Thread(
-            target=lambda: outcome.append(tier.write(KEY, meta_for(KEY, big), memoryview(big), 1.0))
-        )
+        writer = threading.Thread(target=lambda: outcome.append(write(tier, KEY, meta_for(KEY, big), big, 1.0)))
         writer.start()
         eventually(lambda: len(part_names(raw)) > 8)
         server.freeze()
@@ -286,8 +317,8 @@ def test_case_29_and_68_a_hanging_server_holds_nobody_beyond_the_timeout(server:
         server.freeze()
         # That these calls return at all, while it hangs, is the point.
         assert tier.find([KEY], 0.1) == [None]
-        assert not tier.read_into(KEY, meta, memoryview(bytearray(len(PAYLOAD))), 0.1)
-        assert not tier.write(KEY, meta_for(KEY, PAYLOAD), memoryview(PAYLOAD), 0.1)
+        assert not read_into(tier, KEY, meta, bytearray(len(PAYLOAD)), 0.1)
+        assert not write(tier, KEY, meta_for(KEY, PAYLOAD), PAYLOAD, 0.1)
         assert tier.delete([KEY], 0.1) == 0
         health = tier.health()
         assert not health.ready

@@ -13,7 +13,7 @@ from tier_contract import CHECKS, Check
 from kvblend.v1 import object_pb2
 from services.common.checksums import checksum_of
 from services.store.objects import ObjectKey
-from services.store.tiers.base import TierHealth
+from services.store.tiers.base import Read, TierHealth, Write
 from services.store.tiers.redis import RedisTier
 from services.store.tiers.redis_format import describes
 
@@ -45,7 +45,15 @@ class MemoryTier:
             return sorted(found, key=lambda meta: meta is None)
         return found
 
-    def read_into(self, key: ObjectKey, meta: object_pb2.ObjectMeta, target: memoryview, timeout: float) -> bool:
+    def read_into(self, reads: Sequence[Read], timeout: float) -> list[bool]:
+        outcomes = [self._read(*read, timeout) for read in reads]
+        if self._flaw == "fails all with one":
+            return [all(outcomes)] * len(outcomes)
+        if self._flaw == "answers as reads end":
+            return sorted(outcomes, reverse=True)
+        return outcomes
+
+    def _read(self, key: ObjectKey, meta: object_pb2.ObjectMeta, target: memoryview, timeout: float) -> bool:
         held, data = self._objects.get(self._name(key), (None, b""))
         if held is None or self._refuses(timeout) or not describes(key, meta) or len(target) != meta.payload_bytes:
             return False
@@ -53,12 +61,24 @@ class MemoryTier:
             return False
         wrong = checksum_of(data) != meta.checksum
         if wrong and self._flaw not in ("trusts the checksum", "mixes writes"):
-            del self._objects[self._name(key)]
+            if self._flaw == "deletes all with one":
+                self._objects.clear()
+            self._objects.pop(self._name(key), None)
             return False
         target[:] = data
         return True
 
-    def write(self, key: ObjectKey, meta: object_pb2.ObjectMeta, payload: memoryview, timeout: float) -> bool:
+    def write(self, writes: Sequence[Write], timeout: float) -> list[bool]:
+        outcomes = []
+        for item in writes:
+            outcomes.append(self._write(*item, timeout))
+            if self._flaw == "stops at the first that fails" and not outcomes[-1]:
+                return outcomes + [False] * (len(writes) - len(outcomes))
+        if self._flaw == "says yes for all":
+            return [any(outcomes)] * len(outcomes)
+        return outcomes
+
+    def _write(self, key: ObjectKey, meta: object_pb2.ObjectMeta, payload: memoryview, timeout: float) -> bool:
         if self._refuses(timeout) or not describes(key, meta):
             return False
         if len(payload) != meta.payload_bytes and self._flaw != "takes any length":
@@ -104,6 +124,11 @@ FLAWS = [
     "trusts the checksum",
     "takes any length",
     "never replaces",
+    "fails all with one",
+    "answers as reads end",
+    "deletes all with one",
+    "stops at the first that fails",
+    "says yes for all",
     "drops the document",
     "counts what was not there",
     "clears too much",

@@ -21,9 +21,11 @@ from redis_topologies import (
     wait_for_master,
     wait_until,
 )
-from tier_contract import SECONDS, get, key_for, meta_for, name_of, payload_of, put
+from tier_contract import SECONDS, get, get_all, key_for, meta_for, name_of, payload_of, put
+from tier_contract import put_all as put_together
 
 from services.store.objects import ObjectKey
+from services.store.tiers.base import Read, Write
 from services.store.tiers.redis import RedisTier
 
 MIB = 1 << 20
@@ -55,7 +57,7 @@ class Load:
         self.reads = 0
         self.misses = 0
         self.wrong = 0
-        works: list[Callable[[ObjectKey], None]] = [self._write, self._read, self._read, self._read]
+        works: list[Callable[[list[ObjectKey]], None]] = [self._write, self._read, self._read, self._read]
         self._threads = [threading.Thread(target=self._run, args=(seed, work)) for seed, work in enumerate(works)]
 
     def __enter__(self) -> "Load":
@@ -68,20 +70,20 @@ class Load:
         for thread in self._threads:
             thread.join()
 
-    def _run(self, seed: int, work: Callable[[ObjectKey], None]) -> None:
+    def _run(self, seed: int, work: Callable[[list[ObjectKey]], None]) -> None:
         choose = random.Random(seed)
         while not self._stop.is_set():
-            work(choose.choice(KEYS))
+            work(choose.sample(KEYS, choose.randint(1, 4)))
 
-    def _write(self, key: ObjectKey) -> None:
-        data = payload(key)
-        self._tier.write(key, meta_for(key, data), memoryview(data), 1.0)
+    def _write(self, keys: list[ObjectKey]) -> None:
+        writes = [Write(key, meta_for(key, data), memoryview(data)) for key in keys if (data := payload(key))]
+        self._tier.write(writes, 1.0)
 
-    def _read(self, key: ObjectKey) -> None:
-        found = get(self._tier, key)
-        self.reads += 1
-        self.misses += found is None
-        self.wrong += found not in (None, payload(key))
+    def _read(self, keys: list[ObjectKey]) -> None:
+        for key, found in zip(keys, get_all(self._tier, keys), strict=True):
+            self.reads += 1
+            self.misses += found is None
+            self.wrong += found not in (None, payload(key))
 
 
 def comes_back(tier: RedisTier, keys: list[ObjectKey]) -> bool:
@@ -139,8 +141,12 @@ def test_a_master_that_hangs_takes_only_its_own_keys_along() -> None:
     ):
         put_all(patient)
         gone = owned(nodes, nodes.owner)
+        metas = [meta for meta in tier.find(KEYS, SECONDS) if meta is not None]
         nodes.replica.freeze()
         nodes.owner.freeze()
+        targets = [memoryview(bytearray(meta.payload_bytes)) for meta in metas]
+        arrived = tier.read_into(list(map(Read, KEYS, metas, targets)), SECONDS)
+        assert [key for key, whole in zip(KEYS, arrived, strict=True) if not whole] == gone
         # Three failures open its breaker; the others answer all the while.
         for _ in range(5):
             found = tier.find(KEYS, SECONDS)
@@ -234,6 +240,21 @@ def test_objects_are_written_and_deleted_while_their_slot_is_moved(nodes: Cluste
         assert names_in(target, ":h") == []
 
 
+def test_an_object_on_its_way_costs_others_of_the_same_call_nothing(nodes: Cluster, tier: RedisTier) -> None:
+    keys = KEYS[:8]
+    payloads = {key: payload(key) for key in keys}
+    with moving(nodes) as (_, target):
+        assert put_together(tier, payloads) == [True] * 8
+        assert len(names_in(target, "")) == 4
+        assert get_all(tier, keys) == list(payloads.values())
+        with client_of(target) as client:
+            client.execute_command("ASKING")
+            client.delete(*names_in(target, ":1"))
+        assert get_all(tier, keys) == [None, *list(payloads.values())[1:]]
+        assert put_together(tier, payloads) == [True] * 8
+    assert get_all(tier, keys) == list(payloads.values())
+
+
 def test_a_slot_that_has_moved_is_followed_at_the_first_call(nodes: Cluster, tier: RedisTier) -> None:
     put_all(tier)
     source = nodes.owner
@@ -241,6 +262,8 @@ def test_a_slot_that_has_moved_is_followed_at_the_first_call(nodes: Cluster, tie
     for call in (
         lambda: get(tier, KEY) == payload(KEY),
         lambda: None not in tier.find(KEYS, SECONDS),
+        lambda: get_all(tier, KEYS) == [payload(key) for key in KEYS],
+        lambda: all(put_together(tier, {key: payload(key) for key in KEYS})),
         lambda: put(tier, KEY, payload(KEY)),
         lambda: tier.delete([KEY], SECONDS) == 1,
     ):

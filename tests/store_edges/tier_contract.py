@@ -5,16 +5,17 @@ Each check takes an empty tier. `CHECKS` lists them.
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import object_pb2
 from services.common.checksums import checksum_of
 from services.common.identity import OBJECT_FORMAT_VERSION
 from services.store.objects import ChunkKey, ObjectKey
-from services.store.tiers.base import Tier
+from services.store.tiers.base import Read, Tier, Write
 
 SECONDS = 10.0
+Buffer = bytes | memoryview
 Check = Callable[[Tier], None]
 CHECKS: list[Check] = []
 
@@ -53,8 +54,22 @@ def meta_for(key: ObjectKey, payload: bytes) -> object_pb2.ObjectMeta:
     )
 
 
+def write(tier: Tier, key: ObjectKey, meta: object_pb2.ObjectMeta, payload: Buffer, seconds: float = SECONDS) -> bool:
+    """One object alone."""
+    (done,) = tier.write([Write(key, meta, memoryview(payload))], seconds)
+    return done
+
+
+def read_into(
+    tier: Tier, key: ObjectKey, meta: object_pb2.ObjectMeta, target: bytearray, seconds: float = SECONDS
+) -> bool:
+    """One object alone."""
+    (done,) = tier.read_into([Read(key, meta, memoryview(target))], seconds)
+    return done
+
+
 def put(tier: Tier, key: ObjectKey, payload: bytes) -> bool:
-    return tier.write(key, meta_for(key, payload), memoryview(payload), SECONDS)
+    return write(tier, key, meta_for(key, payload), payload)
 
 
 def name_of(key: ObjectKey) -> bytes:
@@ -67,7 +82,7 @@ def get(tier: Tier, key: ObjectKey) -> bytes | None:
     if meta is None:
         return None
     target = bytearray(meta.payload_bytes)
-    return bytes(target) if tier.read_into(key, meta, memoryview(target), SECONDS) else None
+    return bytes(target) if read_into(tier, key, meta, target) else None
 
 
 @check
@@ -76,6 +91,82 @@ def check_reads_what_was_written(tier: Tier) -> None:
         payload = payload_of(number, size)
         assert put(tier, key_for(number), payload)
         assert get(tier, key_for(number)) == payload
+
+
+def put_all(tier: Tier, payloads: dict[ObjectKey, bytes]) -> list[bool]:
+    """In one call."""
+    return tier.write([Write(key, meta_for(key, data), memoryview(data)) for key, data in payloads.items()], SECONDS)
+
+
+def get_all(tier: Tier, keys: Sequence[ObjectKey]) -> list[bytes | None]:
+    """Those that are found, in one call."""
+    found = [(key, meta) for key, meta in zip(keys, tier.find(keys, SECONDS), strict=True) if meta is not None]
+    targets = {key: bytearray(meta.payload_bytes) for key, meta in found}
+    outcomes = tier.read_into([Read(key, meta, memoryview(targets[key])) for key, meta in found], SECONDS)
+    whole = {key for (key, _), arrived in zip(found, outcomes, strict=True) if arrived}
+    return [bytes(targets[key]) if key in whole else None for key in keys]
+
+
+@check
+def check_many_objects_in_one_call(tier: Tier) -> None:
+    """Of every size, more than go over one connection or are on their way at once."""
+    sizes = (1, 9, 10, 100, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 3, 5_000_003, 2_000_000, 700_000, 50, 4_000_000)
+    payloads = {key_for(number): payload_of(number, size) for number, size in enumerate(sizes)}
+    assert put_all(tier, payloads) == [True] * len(sizes)
+    for keys in (list(payloads), list(payloads)[::-1]):
+        assert get_all(tier, keys) == [payloads[key] for key in keys]
+    assert tier.write([], SECONDS) == []
+    assert tier.read_into([], SECONDS) == []
+
+
+@check
+def check_one_that_is_not_whole_does_not_touch_the_others(tier: Tier) -> None:
+    payloads = {key_for(number): payload_of(number, 900_000 + number) for number in range(9)}
+    writes = [Write(key, meta_for(key, data), memoryview(data)) for key, data in payloads.items()]
+    for number in (0, 4, 8):
+        writes[number].meta.checksum ^= 1
+    written = tier.write(writes, SECONDS)
+    assert [written[number] for number in (1, 2, 3, 5, 6, 7)] == [True] * 6
+    keys = list(payloads)
+    expected = [None if number in (0, 4, 8) else payloads[key] for number, key in enumerate(keys)]
+    assert get_all(tier, keys) == expected
+    assert [meta is not None for meta in tier.find(keys, SECONDS)] == [data is not None for data in expected]
+    assert get_all(tier, keys) == expected
+
+
+@check
+def check_one_that_is_refused_does_not_touch_the_others(tier: Tier) -> None:
+    payloads = {key_for(number): payload_of(number, 1000) for number in range(6)}
+    writes = [Write(key, meta_for(key, data), memoryview(data)) for key, data in payloads.items()]
+    writes[0] = writes[0]._replace(payload=writes[0].payload[:-1])
+    writes[3] = writes[3]._replace(key=key_for(30))
+    assert tier.write(writes, SECONDS) == [False, True, True, False, True, True]
+    keys = list(payloads)
+    metas = tier.find(keys, SECONDS)
+    assert [meta is not None for meta in metas] == [False, True, True, False, True, True]
+    reads = [Read(key, meta, memoryview(bytearray(1000))) for key, meta in zip(keys, metas, strict=True) if meta]
+    reads[1] = reads[1]._replace(target=memoryview(bytearray(999)))
+    assert tier.read_into(reads, SECONDS) == [True, False, True, True]
+    assert [bytes(read.target) for place, read in enumerate(reads) if place != 1] == [
+        payloads[keys[number]] for number in (1, 4, 5)
+    ]
+
+
+@check
+def check_the_same_object_twice_in_one_call(tier: Tier) -> None:
+    key, first, second = key_for(1), payload_of(1, 1_500_000), payload_of(2, 1_200_000)
+    assert tier.write([Write(key, meta_for(key, data), memoryview(data)) for data in (first, second)], SECONDS) == [
+        True,
+        True,
+    ]
+    assert get(tier, key) in (first, second)
+    assert put(tier, key, first)
+    assert get_all(tier, [key, key_for(2)]) == [first, None]
+    meta = tier.find([key], SECONDS)[0]
+    assert meta is not None
+    targets = [bytearray(len(first)) for _ in range(3)]
+    assert tier.read_into([Read(key, meta, memoryview(target)) for target in targets], SECONDS) == [True] * 3
+    assert targets == [first] * 3
 
 
 @check
@@ -113,7 +204,7 @@ def check_meta_comes_back_whole(tier: Tier) -> None:
     meta.documents.append("a document")
     meta.stored_position = 77
     meta.context_class = pb.CONTEXT_CLASS_ALONE
-    assert tier.write(key, meta, memoryview(payload), SECONDS)
+    assert write(tier, key, meta, payload)
     found = tier.find([key], SECONDS)[0]
     assert found is not None
     for field in ("write_id", "parts"):
@@ -138,7 +229,7 @@ def check_an_old_meta_never_gets_mixed_bytes(tier: Tier) -> None:
     assert old is not None
     assert put(tier, key, payload_of(2, 3_000_000))
     target = bytearray(len(first))
-    if tier.read_into(key, old, memoryview(target), SECONDS):
+    if read_into(tier, key, old, target):
         assert target == first
     assert get(tier, key) == payload_of(2, 3_000_000)
 
@@ -146,25 +237,25 @@ def check_an_old_meta_never_gets_mixed_bytes(tier: Tier) -> None:
 @check
 def check_refuses_a_length_that_is_not_the_metas(tier: Tier) -> None:
     key, payload = key_for(1), payload_of(1, 1000)
-    assert not tier.write(key, meta_for(key, payload), memoryview(payload)[:-1], SECONDS)
+    assert not write(tier, key, meta_for(key, payload), payload[:-1])
     assert tier.find([key], SECONDS) == [None]
     assert put(tier, key, payload)
     meta = tier.find([key], SECONDS)[0]
     assert meta is not None
-    assert not tier.read_into(key, meta, memoryview(bytearray(999)), SECONDS)
-    assert not tier.read_into(key, meta, memoryview(bytearray(1001)), SECONDS)
+    assert not read_into(tier, key, meta, bytearray(999))
+    assert not read_into(tier, key, meta, bytearray(1001))
     assert get(tier, key) == payload
 
 
 @check
 def check_refuses_the_meta_of_another_object(tier: Tier) -> None:
     payload = payload_of(1, 1000)
-    assert not tier.write(key_for(1), meta_for(key_for(2), payload), memoryview(payload), SECONDS)
+    assert not write(tier, key_for(1), meta_for(key_for(2), payload), payload)
     assert tier.find([key_for(1), key_for(2)], SECONDS) == [None, None]
     assert put(tier, key_for(2), payload)
     meta = tier.find([key_for(2)], SECONDS)[0]
     assert meta is not None
-    assert not tier.read_into(key_for(1), meta, memoryview(bytearray(1000)), SECONDS)
+    assert not read_into(tier, key_for(1), meta, bytearray(1000))
 
 
 @check
@@ -172,7 +263,7 @@ def check_a_wrong_checksum_is_noticed_and_the_object_deleted(tier: Tier) -> None
     key, payload = key_for(1), payload_of(1, 3_000_000)
     meta = meta_for(key, payload)
     meta.checksum ^= 1
-    if tier.write(key, meta, memoryview(payload), SECONDS):
+    if write(tier, key, meta, payload):
         assert get(tier, key) is None
     assert tier.find([key], SECONDS) == [None]
 
@@ -194,7 +285,7 @@ def check_deletes_what_a_condition_names(tier: Tier) -> None:
         key, payload = key_for(number, rank=number % 2), b"payload"
         meta = meta_for(key, payload)
         meta.tenant = "a" if number % 3 else "b"
-        assert tier.write(key, meta, memoryview(payload), SECONDS)
+        assert write(tier, key, meta, payload)
     assert tier.delete_where(lambda meta: meta.tenant == "b", SECONDS) == 234
     assert tier.health().ready
     found = tier.find([key_for(number, rank=number % 2) for number in range(700)], SECONDS)
@@ -216,12 +307,12 @@ def check_says_when_it_could_not_delete_everything(tier: Tier) -> None:
 @check
 def check_no_time_left_is_a_miss(tier: Tier) -> None:
     key, payload = key_for(1), payload_of(1, 1000)
-    assert not tier.write(key, meta_for(key, payload), memoryview(payload), 0.0)
+    assert not write(tier, key, meta_for(key, payload), payload, 0.0)
     assert put(tier, key, payload)
     assert tier.find([key], 0.0) == [None]
     meta = tier.find([key], SECONDS)[0]
     assert meta is not None
-    assert not tier.read_into(key, meta, memoryview(bytearray(1000)), 0.0)
+    assert not read_into(tier, key, meta, bytearray(1000), 0.0)
     assert tier.delete([key], 0.0) == 0
     assert get(tier, key) == payload
 
@@ -231,7 +322,7 @@ def check_expired_objects_are_not_found(tier: Tier) -> None:
     key, payload = key_for(1), payload_of(1, 1000)
     meta = meta_for(key, payload)
     meta.expires_at = 1.0
-    tier.write(key, meta, memoryview(payload), SECONDS)
+    write(tier, key, meta, payload)
     assert tier.find([key], SECONDS) == [None]
 
 

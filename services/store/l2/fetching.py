@@ -3,7 +3,8 @@
 What an engine waits for goes before what is merely kept. Among those that wait, the tenant's session that has had
 least moved for it comes first; of one session its lookups as they came; of one lookup its chunks as they stand in the
 order, the prompt's first missing chunk first. A lookup has at most one more fetch running than have landed for it: its
-first chunk has the whole way to itself, and shows how fast the tier is before more is asked for.
+first chunk has the whole way to itself, and shows how fast the tier is before more is asked for. What of one lookup
+may run at once and is moved in a moment is one transfer.
 
 Equal fetches are joined. A fetch that nobody wants any more gives its place up, or stops between two objects; what a
 lookup no longer waits for but would still have (`keep`) runs when there is nothing else to do.
@@ -27,8 +28,8 @@ from services.store.objects import ChunkKey
 _log = get_logger("l2")
 
 Flow = tuple[str, bytes]
-# Brings a chunk into the arena, pinned there; None: it did not come. Asks now and then whether it is still wanted.
-Transfer = Callable[[L2Chunk, Callable[[], bool]], Chunk | None]
+# Brings chunks into the arena, pinned there; None: it did not come. Asks now and then whether one is still wanted.
+Transfer = Callable[[Sequence[L2Chunk], Callable[[L2Chunk], bool]], Sequence[Chunk | None]]
 
 _JOIN_SECONDS = 10.0
 
@@ -301,60 +302,85 @@ class Fetches:
         """What each order would have next, best first."""
         orders = sorted(self._orders, key=lambda order: (not order.waiting, self._served[order.flow]))
         for order in orders:
-            while order.queue and not order.queue[0].queued:
-                order.queue.popleft()
-            if order.queue and order.running <= order.landed:
-                yield order, order.queue[0]
+            fetch = self._next_of(order)
+            if fetch is not None:
+                yield order, fetch
 
-    def _take(self) -> _Fetch | None:
+    @staticmethod
+    def _next_of(order: Order) -> _Fetch | None:
+        while order.queue and not order.queue[0].queued:
+            order.queue.popleft()
+        return order.queue[0] if order.queue and order.running <= order.landed else None
+
+    def _take(self) -> list[_Fetch]:
+        """What one thread moves now, all of one order."""
         for order, fetch in self._candidates():
             if self._running >= self._speed.streams(fetch.chunk.size):
-                return None
-            order.queue.popleft()
-            self._served[order.flow] += fetch.chunk.size
-            fetch.running = True
+                return []
             self._running += 1
-            for sharer in fetch.orders:
-                sharer.running += 1
-            return fetch
-        return None
+            taken, left = [fetch], self._speed.together - fetch.chunk.size
+            self._start(order, fetch)
+            while (behind := self._next_of(order)) is not None and behind.chunk.size <= left:
+                taken.append(behind)
+                left -= behind.chunk.size
+                self._start(order, behind)
+            return taken
+        return []
+
+    def _start(self, order: Order, fetch: _Fetch) -> None:
+        order.queue.popleft()
+        self._served[order.flow] += fetch.chunk.size
+        fetch.running = True
+        for sharer in fetch.orders:
+            sharer.running += 1
 
     def _run(self) -> None:
         """Without the lock."""
         while True:
             with self._lock:
-                fetch = None
-                while not self._stopping and (fetch := self._take()) is None:
+                fetches: list[_Fetch] = []
+                while not self._stopping and not (fetches := self._take()):
                     self._work.wait()
-                if fetch is None:
+                if not fetches:
                     return
-            landed = None
+            by_key = {fetch.chunk.key: fetch for fetch in fetches}
+            landed: Sequence[Chunk | None] = [None] * len(fetches)
             try:
-                landed = self._transfer(fetch.chunk, lambda fetch=fetch: bool(fetch.orders))  # type: ignore[misc]
+                landed = self._transfer(
+                    [fetch.chunk for fetch in fetches],
+                    lambda chunk, by_key=by_key: bool(by_key[chunk.key].orders),  # type: ignore[misc]
+                )
             except Exception as error:
                 _log.error("a fetch failed", exc_info=error)
-            self._ended(fetch, landed)
+            self._ended(fetches, landed)
 
-    def _ended(self, fetch: _Fetch, landed: Chunk | None) -> None:
+    def _ended(self, fetches: Sequence[_Fetch], landed: Sequence[Chunk | None]) -> None:
         """Without the lock."""
         with self._lock:
             self._running -= 1
-            self._end(fetch)
-            fetch.landed = landed
-            unwanted: list[Chunk] = []
-            for order in list(fetch.orders):
-                order.ended += 1
-                order.landed += landed is not None
-                if order.waiting:
-                    order.running -= 1
-                    order.changed.notify_all()
-                    continue
-                unwanted += self._let_go(order, [fetch])
-                self._forget_if_done(order)
-            fetch.running = False
-            if landed is not None and not fetch.orders and not unwanted:
-                fetch.landed = None
-                unwanted = [landed]
+            unwanted = [
+                chunk for item in zip(fetches, landed, strict=True) if (chunk := self._ended_one(*item)) is not None
+            ]
             self._work.notify_all()
             self._tell_if_quiet()
         self._release_all(unwanted)
+
+    def _ended_one(self, fetch: _Fetch, landed: Chunk | None) -> Chunk | None:
+        """What nobody wants of it."""
+        self._end(fetch)
+        fetch.landed = landed
+        unwanted: list[Chunk] = []
+        for order in list(fetch.orders):
+            order.ended += 1
+            order.landed += landed is not None
+            if order.waiting:
+                order.running -= 1
+                order.changed.notify_all()
+                continue
+            unwanted += self._let_go(order, [fetch])
+            self._forget_if_done(order)
+        fetch.running = False
+        if landed is not None and not fetch.orders and not unwanted:
+            fetch.landed = None
+            return landed
+        return unwanted[0] if unwanted else None

@@ -1,18 +1,18 @@
-"""One chunk's way from L2 into the arena. Nothing of it can be seen before all of it is there."""
+"""Chunks' way from L2 into the arena. Nothing of a chunk can be seen before all of it is there."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from kvblend.v1 import common_pb2 as pb
-from kvblend.v1 import object_pb2
 from services.common.failpoints import passage
 from services.store.blocks import Writer
 from services.store.catalog import Chunk
+from services.store.l2.batches import batches
 from services.store.l2.found import L2Chunk
 from services.store.l2.speed import Speed
 from services.store.objects import ObjectKey, info_of
 from services.store.state import StoreState
-from services.store.tiers.base import Tier
+from services.store.tiers.base import Read, Tier
 
 Fetched = Literal["kept", "temporary"]
 
@@ -24,7 +24,7 @@ class Landing:
     """Thread-safe."""
 
     def __init__(self, tier: Tier, state: StoreState, speed: Speed, fetched: Fetched, timeout: float) -> None:
-        """`timeout`: seconds that one object's transfer may take."""
+        """`timeout`: seconds that one call to the tier may take."""
         self._tier = tier
         self._state = state
         self._speed = speed
@@ -44,24 +44,26 @@ class Landing:
         with self._state.lock:
             self._clears += 1
 
-    def transfer(self, chunk: L2Chunk, wanted: Callable[[], bool]) -> Chunk | None:
-        """The chunk, usable in the arena and protected there until `release`; None: it is not."""
-        blocks: dict[ObjectKey, int] = {}
-        landed = whole = False
+    def transfer(self, chunks: Sequence[L2Chunk], wanted: Callable[[L2Chunk], bool]) -> list[Chunk | None]:
+        """Those chunks, usable in the arena and protected there until `release`; None: it is not. They are different
+        ones."""
+        taken: list[dict[ObjectKey, int]] = [{} for _ in chunks]
+        landed = [False] * len(chunks)
+        whole = False
         try:
-            self._take_blocks(chunk, blocks)
+            for chunk, blocks in zip(chunks, taken, strict=True):
+                self._take_blocks(chunk, blocks)
             passage("l2.fetch")
-            landed = len(blocks) > 0 and all(
-                wanted() and self._read(key, chunk.objects[key], header) for key, header in blocks.items()
-            )
+            landed = self._read(chunks, taken, wanted)
             passage("l2.land")
             whole = True
         finally:
             with self._state.lock:
-                usable = self._settle(chunk, blocks, landed)
+                usable = [self._settle(*item) for item in zip(chunks, taken, landed, strict=True)]
                 # Not after an error: nobody would release it.
-                if whole and usable is not None:
-                    usable.protectors += 1
+                for arrived in usable if whole else ():
+                    if arrived is not None:
+                        arrived.protectors += 1
         return usable
 
     def release(self, chunk: Chunk) -> None:
@@ -96,9 +98,34 @@ class Landing:
                     return
                 blocks[key] = header
 
-    def _read(self, key: ObjectKey, meta: object_pb2.ObjectMeta, header: int) -> bool:
-        payload = self._state.pool.payload(header)
-        return self._speed.measure(meta.payload_bytes, lambda: self._tier.read_into(key, meta, payload, self._timeout))
+    def _read(
+        self, chunks: Sequence[L2Chunk], taken: Sequence[dict[ObjectKey, int]], wanted: Callable[[L2Chunk], bool]
+    ) -> list[bool]:
+        """Whether all is there that a chunk has blocks for."""
+        landed = [len(blocks) > 0 for blocks in taken]
+        reads = (
+            (place, Read(key, chunk.objects[key], self._state.pool.payload(header)))
+            for place, (chunk, blocks) in enumerate(zip(chunks, taken, strict=True))
+            for key, header in blocks.items()
+        )
+        for batch in batches(reads, lambda item: item[1].meta.payload_bytes, lambda: self._speed.together):
+            for place in {place for place, _ in batch}:
+                landed[place] = landed[place] and wanted(chunks[place])
+            asked = [(place, read) for place, read in batch if landed[place]]
+            for (place, _), arrived in zip(asked, self._call([read for _, read in asked]), strict=True):
+                landed[place] = landed[place] and arrived
+        return landed
+
+    def _call(self, reads: Sequence[Read]) -> list[bool]:
+        outcomes: list[bool] = []
+
+        def move() -> bool:
+            outcomes.extend(self._tier.read_into(reads, self._timeout))
+            return all(outcomes)
+
+        if reads:
+            self._speed.measure(sum(read.meta.payload_bytes for read in reads), move)
+        return outcomes
 
     def _settle(self, chunk: L2Chunk, blocks: dict[ObjectKey, int], landed: bool) -> Chunk | None:
         """What was read becomes visible, unless the store has been cleared since the tier was asked."""

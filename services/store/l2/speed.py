@@ -17,6 +17,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from services.store.l2.batches import MOST_BYTES
+
+# What is asked for in one call should all be there after so long.
+_TOGETHER_SECONDS = 0.01
 _SAMPLES = 5
 _FRESH_SECONDS = 1.0
 # Of a transfer's time, what is never taken for latency.
@@ -135,6 +139,12 @@ class Speed:
             now, load = self._count()
             bounds = (self._pace_of(transfer, now, load) for transfer in self._running)
             return max(self._pace.value or 0.0, max(bounds, default=0.0))
+
+    @property
+    def together(self) -> int:
+        """Bytes that may be asked for in one call; 0: one object is enough."""
+        pace = self.pace
+        return min(int(_TOGETHER_SECONDS / pace), MOST_BYTES) if pace else 0
 
     @property
     def steady(self) -> bool:

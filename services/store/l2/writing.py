@@ -7,21 +7,22 @@ writes.
 """
 
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
 from kvblend.v1 import common_pb2 as pb
-from kvblend.v1 import object_pb2
 from services.common.failpoints import passage
 from services.common.logs import get_logger
 from services.common.metrics import gauge
 from services.store.catalog import Chunk
+from services.store.l2.batches import MOST_BYTES, batches
 from services.store.objects import ObjectKey
 from services.store.state import StoreState
-from services.store.tiers.base import Tier
+from services.store.tiers.base import Tier, Write
 
 QUEUED = gauge("kvblend_l2_queued_writes", "Chunks that wait to be written to L2.")
 
@@ -32,6 +33,8 @@ _FIRST_PAUSE = 0.2
 _LAST_PAUSE = 5.0
 # A write lets a lookup's fetches go first, but not for ever.
 _GIVE_WAY_SECONDS = 0.5
+# One call should be over after so long: a lookup's fetches may be waiting behind it.
+_TOGETHER_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,16 @@ class WritePolicies:
         return self.blended if domain == pb.DOMAIN_BLENDED else self.prompts
 
 
+@dataclass(frozen=True)
+class _Copy:
+    """A chunk that is being written: its headers, pinned, its objects, and how many names it had when it was read."""
+
+    chunk: Chunk
+    headers: Sequence[int]
+    writes: Sequence[Write]
+    names: int
+
+
 class Writing:
     """Thread-safe. Its lock is taken under the state's, never the other way round."""
 
@@ -63,7 +76,7 @@ class Writing:
         threads: int,
         timeout: float,
     ) -> None:
-        """`give_way(seconds)` returns when nothing more urgent uses the tier. `timeout`: seconds for one object."""
+        """`give_way(seconds)` returns when nothing more urgent uses the tier. `timeout`: seconds for one call to it."""
         self._tier = tier
         self._state = state
         self._policies = policies
@@ -75,6 +88,8 @@ class Writing:
         self._writing: set[Chunk] = set()
         # There may be chunks in the catalog that should be written and are not queued.
         self._behind = True
+        # Bytes of one call, by how long the last one took; 0: one object is enough.
+        self._together = 0
         # Seconds until the next try after a failure; 0: the last write was good.
         self._pause = 0.0
         self._stopping = threading.Event()
@@ -131,33 +146,37 @@ class Writing:
     # The writers.
 
     def _run(self) -> None:
-        while (chunk := self._next()) is not None:
+        while chunks := self._next():
             try:
-                done = self._write(chunk)
+                done = self._write(chunks)
             except Exception as error:
                 _log.error("a write to L2 failed", exc_info=error)
                 done = False
             with self._changed:
-                self._writing.discard(chunk)
+                self._writing.difference_update(chunks)
                 self._pause = 0.0 if done else min(2 * self._pause or _FIRST_PAUSE, _LAST_PAUSE)
                 self._behind = self._behind or not done
                 self._changed.notify_all()
 
-    def _next(self) -> Chunk | None:
-        """The chunk to write now; None when it is time to end."""
+    def _next(self) -> list[Chunk]:
+        """The chunks to write now; none when it is time to end."""
         while not self._stopping.wait(self._pause):
             self._catch_up()
             with self._changed:
-                chunk = self._first()
-                if chunk is not None:
+                chunks: list[Chunk] = []
+                size = 0
+                while (chunk := self._first()) is not None and (not chunks or size + chunk.size <= self._together):
                     del self._queue[chunk]
-                    QUEUED.set(len(self._queue))
                     self._writing.add(chunk)
-                    return chunk
+                    chunks.append(chunk)
+                    size += chunk.size
+                if chunks:
+                    QUEUED.set(len(self._queue))
+                    return chunks
                 self._changed.wait_for(
                     lambda: self._stopping.is_set() or self._first() is not None or (self._behind and not self._queue)
                 )
-        return None
+        return []
 
     def _first(self) -> Chunk | None:
         """A chunk that was offered again waits until the write that runs has ended."""
@@ -186,48 +205,73 @@ class Writing:
         """L2 counts whole seconds of life."""
         return chunk.resident and not 0 < chunk.expires_at <= self._state.clock.wall() + 1
 
-    def _write(self, chunk: Chunk) -> bool:
-        """False: the tier did not take it, and should be left alone for a while."""
+    def _write(self, chunks: Sequence[Chunk]) -> bool:
+        """False: the tier did not take everything, and should be left alone for a while."""
+        copies: list[_Copy] = []
+        done: Collection[Chunk] = ()
+        try:
+            for chunk in chunks:
+                self._copy(chunk, copies)
+            done = self._send(copies)
+            passage("l2.mark")
+        finally:
+            gone = [copy for copy in copies if not self._settle(copy, copy.chunk in done)]
+        if gone:
+            # Cleared while it was being written.
+            self._tier.delete([write.key for copy in gone for write in copy.writes], self._timeout)
+        return len(done) == len(copies)
+
+    def _copy(self, chunk: Chunk, copies: list[_Copy]) -> None:
+        """Pins what is to be written of it, if it is to be written."""
         state = self._state
         with state.lock:
             if not chunk.resident:
                 state.stats.add("l2_writes_lost")
             if not chunk.complete or chunk.in_l2 or not self._will_last(chunk):
-                return True
-            objects = {ObjectKey(chunk.key, *place): header for place, header in chunk.objects.items()}
-            metas = {key: meta for key, header in objects.items() if (meta := state.pool.read_meta(header)) is not None}
-            names = len(chunk.documents)
-            for header in objects.values():
+                return
+            writes = [
+                Write(ObjectKey(chunk.key, *place), meta, state.pool.payload(header))
+                for place, header in chunk.objects.items()
+                if (meta := state.pool.read_meta(header)) is not None
+            ]
+            copies.append(_Copy(chunk, list(chunk.objects.values()), writes, len(chunk.documents)))
+            for header in chunk.objects.values():
                 state.leases.pin(chunk, header)
-        done = False
-        try:
-            done = len(metas) == len(objects) and all(
-                self._write_object(key, metas[key], header) for key, header in objects.items()
-            )
-            passage("l2.mark")
-        finally:
-            wanted = self._settle(chunk, objects.values(), names, done)
-        if not wanted:
-            # Cleared while it was being written.
-            self._tier.delete(list(objects), self._timeout)
+
+    def _send(self, copies: Sequence[_Copy]) -> set[Chunk]:
+        """Those that are there in full."""
+        done = {copy.chunk for copy in copies if len(copy.writes) == len(copy.headers)}
+        writes = ((copy.chunk, write) for copy in copies for write in copy.writes)
+        for batch in batches(writes, lambda item: item[1].meta.payload_bytes, lambda: self._together):
+            some = [(chunk, write) for chunk, write in batch if chunk in done]
+            for (chunk, _), written in zip(some, self._call([write for _, write in some]), strict=True):
+                if not written:
+                    done.discard(chunk)
         return done
 
-    def _write_object(self, key: ObjectKey, meta: object_pb2.ObjectMeta, header: int) -> bool:
+    def _call(self, writes: Sequence[Write]) -> list[bool]:
+        if not writes:
+            return []
         self._give_way(_GIVE_WAY_SECONDS)
         passage("l2.write")
-        return self._tier.write(key, meta, self._state.pool.payload(header), self._timeout)
+        begun = time.monotonic()
+        outcomes = self._tier.write(writes, self._timeout)
+        seconds = max(time.monotonic() - begun, 1e-6)
+        size = sum(write.meta.payload_bytes for write in writes)
+        self._together = min(int(_TOGETHER_SECONDS / seconds * size), MOST_BYTES) if all(outcomes) else 0
+        return outcomes
 
-    def _settle(self, chunk: Chunk, headers: Iterable[int], names: int, done: bool) -> bool:
-        """Whether the chunk is still here. It had so many names when its meta was read."""
-        state = self._state
+    def _settle(self, copy: _Copy, done: bool) -> bool:
+        """Whether the chunk is still here."""
+        state, chunk = self._state, copy.chunk
         state.stats.add("l2_written_chunks" if done else "l2_write_failures")
         with state.lock:
-            for header in headers:
+            for header in copy.headers:
                 state.leases.unpin(chunk, header)
             if done and chunk.resident:
                 state.mark_in_l2(chunk)
                 with self._changed:
-                    if names != len(chunk.documents) or chunk in self._queue:
+                    if copy.names != len(chunk.documents) or chunk in self._queue:
                         # It has changed meanwhile: L2 does not have what it is now, nor may a restart believe so.
                         state.left_l2([chunk.key])
                         self._put(chunk)

@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import compress
+from typing import TypeVar
 
 from redis.exceptions import ClusterDownError, MovedError, ResponseError
 
@@ -16,7 +18,7 @@ from kvblend.v1 import object_pb2
 from services.common.redis_connection import BoundedConnection, LinkError
 from services.common.redis_url import parse_route
 from services.store.objects import ObjectKey
-from services.store.tiers.base import TierHealth
+from services.store.tiers.base import Read, TierHealth, Write
 from services.store.tiers.redis_calls import RedisCalls
 from services.store.tiers.redis_format import Names, describes, is_stored
 from services.store.tiers.redis_headers import KEYS_A_COMMAND, Headers
@@ -31,6 +33,8 @@ _PROBE_SECONDS = 0.25
 _UNFINISHED_SECONDS = 1.0
 # Walks over all objects, while keys are moved from one server to another.
 _CLEARS = 2
+
+_Object = TypeVar("_Object", Read, Write)
 
 
 class RedisTier:
@@ -90,37 +94,54 @@ class RedisTier:
     def find(self, keys: Sequence[ObjectKey], timeout: float) -> list[object_pb2.ObjectMeta | None]:
         """Metas of the objects whose headers are there, in order; one round trip to each server."""
         deadline = self._deadline(timeout)
-        found: dict[ObjectKey, object_pb2.ObjectMeta | None] = self._calls.on_all(
-            keys, deadline, lambda node, some: self._headers.find(node, some, deadline)
+        return self._calls.on_all(
+            keys, deadline, lambda node, places: self._headers.find(node, [keys[place] for place in places], deadline)
         )
-        return [found.get(key) for key in keys]
 
-    def read_into(self, key: ObjectKey, meta: object_pb2.ObjectMeta, target: memoryview, timeout: float) -> bool:
-        """See `Tier.read_into`. False also for a meta that is not the key's or not `target`'s length."""
-        if not describes(key, meta) or not is_stored(meta) or target.nbytes != meta.payload_bytes:
-            return False
-        place, deadline = target.cast("B"), self._deadline(timeout)
-        return self._calls.on_one(key, deadline, lambda node: self._transfers.read(node, key, meta, place, deadline))
+    def read_into(self, reads: Sequence[Read], timeout: float) -> list[bool]:
+        """See `Tier.read_into`. False also for a meta that is not the key's or not the target's length."""
+        sound = [
+            describes(key, meta) and is_stored(meta) and target.nbytes == meta.payload_bytes
+            for key, meta, target in reads
+        ]
+        return self._transferred(reads, sound, timeout, self._transfers.read)
 
-    def write(self, key: ObjectKey, meta: object_pb2.ObjectMeta, payload: memoryview, timeout: float) -> bool:
-        """See `Tier.write`. False also for a meta that is not the key's or not `payload`'s length.
+    def write(self, writes: Sequence[Write], timeout: float) -> list[bool]:
+        """See `Tier.write`. False also for a meta that is not the key's or not the payload's length.
 
         If the very last reply is lost, the object may nevertheless be there: whole, never torn.
         """
-        if not describes(key, meta) or not 0 < payload.nbytes == meta.payload_bytes:
-            return False
-        deadline = self._deadline(timeout)
-        return self._calls.on_one(key, deadline, lambda node: self._transfers.write(node, key, meta, payload, deadline))
+        sound = [describes(key, meta) and 0 < payload.nbytes == meta.payload_bytes for key, meta, payload in writes]
+        return self._transferred(writes, sound, timeout, self._transfers.write)
+
+    def _transferred(
+        self,
+        objects: Sequence[_Object],
+        sound: Sequence[bool],
+        timeout: float,
+        transfer: Callable[[RedisNode, Sequence[_Object], float], list[bool | MovedError]],
+    ) -> list[bool]:
+        """Whether each was transferred by the server that has it; of those that are sound."""
+        deadline, some = self._deadline(timeout), list(compress(objects, sound))
+        outcomes = iter(
+            self._calls.on_all(
+                [item.key for item in some],
+                deadline,
+                lambda node, places: transfer(node, [some[place] for place in places], deadline),
+            )
+        )
+        return [fine and next(outcomes) is True for fine in sound]
 
     def lacking(self, objects: Sequence[tuple[ObjectKey, object_pb2.ObjectMeta]], timeout: float) -> list[bool] | None:
         """See `Tier.lacking`."""
-        metas, deadline = dict(objects), self._deadline(timeout)
-        found: dict[ObjectKey, bool] = self._calls.on_all(
-            list(metas),
+        deadline = self._deadline(timeout)
+        found: list[bool | None] = self._calls.on_all(
+            [key for key, _ in objects],
             deadline,
-            lambda node, some: self._headers.lacking(node, [(key, metas[key]) for key in some], deadline),
+            lambda node, places: self._headers.lacking(node, [objects[place] for place in places], deadline),
         )
-        return [found[key] for key, _ in objects] if len(found) == len(metas) else None
+        known = [lacks for lacks in found if lacks is not None]
+        return known if len(known) == len(objects) else None
 
     def delete(self, keys: Sequence[ObjectKey], timeout: float) -> int:
         """How many objects were there and are gone."""
@@ -128,13 +149,16 @@ class RedisTier:
         gone = 0
         for first in range(0, len(keys), KEYS_A_COMMAND):
             deadline = self._deadline(give_up_at - time.monotonic())
-            some = keys[first : first + KEYS_A_COMMAND]
-            outcomes = self._calls.on_all(some, deadline, partial(self._drop, deadline))
-            gone += sum(outcomes.values())
+            outcomes = self._calls.on_all(
+                keys[first : first + KEYS_A_COMMAND], deadline, partial(self._drop, keys, first, deadline)
+            )
+            gone += sum(outcome is True for outcome in outcomes)
         return gone
 
-    def _drop(self, deadline: float, node: RedisNode, keys: Sequence[ObjectKey]) -> list[bool | MovedError]:
-        return self._headers.delete(node, keys, deadline)
+    def _drop(
+        self, keys: Sequence[ObjectKey], first: int, deadline: float, node: RedisNode, places: Sequence[int]
+    ) -> list[bool | MovedError]:
+        return self._headers.delete(node, [keys[first + place] for place in places], deadline)
 
     def delete_where(self, matches: Callable[[object_pb2.ObjectMeta], bool], timeout: float) -> int:
         """See `Tier.delete_where`. If it could not look at every object, `health` is not ready for a second."""

@@ -2,8 +2,9 @@
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from typing import TypeVar
 
 from redis.exceptions import MovedError, ResponseError
@@ -28,45 +29,33 @@ class RedisCalls:
         self._servers = servers
         self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="l2-redis")
 
-    def on_one(self, key: ObjectKey, deadline: float, work: Callable[[RedisNode], bool]) -> bool:
-        """What `work` says on the server that has the key; false if that does not answer, or refuses."""
-        for _ in range(_ATTEMPTS):
-            node = self._servers.node_of(key, deadline)
-            if node is None or time.monotonic() >= deadline:
-                return False
-            try:
-                return work(node)
-            except MovedError as error:
-                self._servers.moved(error, node)
-            except (LinkError, ResponseError):
-                self._servers.suspect()
-                return False
-        return False
-
     def on_all(
         self,
         keys: Sequence[ObjectKey],
         deadline: float,
-        work: Callable[[RedisNode, Sequence[ObjectKey]], Sequence[_T | MovedError]],
-    ) -> dict[ObjectKey, _T]:
-        """What `work` says about each key on the server that has it, without those that got no answer."""
-        answers: dict[ObjectKey, _T] = {}
-        todo: Sequence[ObjectKey] = keys
+        work: Callable[[RedisNode, Sequence[int]], Sequence[_T | MovedError]],
+    ) -> list[_T | None]:
+        """What `work` says about each key on the server that has it; None where there was no answer.
+
+        `work` is given the places of its keys, and answers in their order.
+        """
+        answers: list[_T | None] = [None] * len(keys)
+        todo: Sequence[int] = range(len(keys))
         for _ in range(_ATTEMPTS):
-            groups: dict[RedisNode, list[ObjectKey]] = {}
-            for key in todo:
-                node = self._servers.node_of(key, deadline)
+            groups: dict[RedisNode, list[int]] = {}
+            for place in todo:
+                node = self._servers.node_of(keys[place], deadline)
                 if node is not None:
-                    groups.setdefault(node, []).append(key)
+                    groups.setdefault(node, []).append(place)
             todo = []
             outcomes = self.side_by_side(list(groups), deadline, lambda node, groups=groups: work(node, groups[node]))  # type: ignore[misc]
             for node, found in outcomes.items():
-                for key, outcome in zip(groups[node], found, strict=True):
+                for place, outcome in zip(groups[node], found, strict=True):
                     if isinstance(outcome, MovedError):
                         self._servers.moved(outcome, node)
-                        todo.append(key)
+                        todo.append(place)
                     else:
-                        answers[key] = outcome
+                        answers[place] = outcome
             if not todo:
                 break
         return answers
@@ -74,23 +63,35 @@ class RedisCalls:
     def side_by_side(
         self, nodes: Sequence[RedisNode], deadline: float, work: Callable[[RedisNode], _T]
     ) -> dict[RedisNode, _T]:
-        """What `work` says on each server, by `deadline`: one that hangs delays no other."""
+        """What `work` says on each server: one that hangs delays no other. It ends by `deadline` wherever it runs;
+        afterwards nothing of it runs any more."""
         if not nodes or time.monotonic() >= deadline:
             return {}
         own, *others = nodes
-        try:
-            running: dict[RedisNode, Future[_T]] = {node: self._threads.submit(work, node) for node in others}
-        except RuntimeError:
-            # Closed in the meantime.
-            return {}
+        running: dict[RedisNode, Future[_T]] = {}
+        # Closed in the meantime: whoever has not begun is left out.
+        with suppress(RuntimeError):
+            for node in others:
+                running[node] = self._threads.submit(work, node)
         answers: dict[RedisNode, _T] = {}
-        for node in nodes:
-            try:
-                left = max(0.0, deadline - time.monotonic())
-                answers[node] = work(own) if node is own else running[node].result(left)
-            except (LinkError, ResponseError, FutureTimeoutError, CancelledError):
-                self._servers.suspect()
+        try:
+            for node in (own, *running):
+                try:
+                    answers[node] = work(own) if node is own else self._result(running[node], deadline)
+                except (LinkError, ResponseError, CancelledError):
+                    self._servers.suspect()
+        finally:
+            if running:
+                wait(running.values())
         return answers
+
+    @staticmethod
+    def _result(running: "Future[_T]", deadline: float) -> _T:
+        try:
+            return running.result(max(0.0, deadline - time.monotonic()))
+        except FutureTimeoutError:
+            running.cancel()
+            return running.result()
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 from redis.exceptions import AskError, MovedError, ResponseError
 
@@ -10,7 +10,7 @@ from services.common.redis_connection import Argument, BoundedConnection, LinkEr
 from services.store.tiers.redis_node import RedisNode
 from services.store.tiers.redis_servers import RedisServers
 
-Command = Sequence[Argument]
+Command: TypeAlias = Sequence[Argument]
 
 
 def refuse_errors(replies: list[Any]) -> list[Any]:
@@ -32,13 +32,11 @@ class Commands:
 
     def exchange(self, commands: Sequence[Command]) -> list[Any]:
         """Replies in order; a refusal is a ResponseError among them."""
-        return self.settled(commands, self.connection.exchange(commands))
-
-    def settled(self, commands: Sequence[Command], replies: Sequence[Any]) -> list[Any]:
-        """The replies; where a key is on its way to another server, that one's."""
-        return [self.followed(command, reply) for command, reply in zip(commands, replies, strict=False)]
+        replies = self.connection.exchange(commands)
+        return [self.followed(command, reply) for command, reply in zip(commands, replies, strict=True)]
 
     def followed(self, command: Command, reply: Any) -> Any:
+        """The reply; where the key is on its way to another server, that one's."""
         if isinstance(reply, AskError) and not isinstance(reply, MovedError):
             return self._servers.ask(reply, self._node, command, self.deadline)
         return reply

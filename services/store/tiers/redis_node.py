@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple, TypeVar
 
 from redis.exceptions import AskError, ClusterDownError, ResponseError, TryAgainError
@@ -56,11 +56,14 @@ class RedisNode:
         """`accept` raises LinkError for a new connection that leads to the wrong server."""
         self.options = options
         self.name = name_of(options)
+        # On this machine, through a unix socket.
+        self.is_beside = "path" in options
         self.error = ""
         self._limits = limits
         self._accept = accept
         self._breaker = CircuitBreaker(retry_seconds=limits.half_open_seconds)
         self._permits = threading.BoundedSemaphore(limits.connections)
+        self._spares = threading.BoundedSemaphore(max(1, limits.connections // 2))
         self._dials = threading.BoundedSemaphore(_DIALS)
         self._lock = threading.Lock()
         self._idle: list[BoundedConnection] = []
@@ -91,7 +94,7 @@ class RedisNode:
                 self.error = str(error)
             raise
         except ResponseError as error:
-            FAILURES.labels(operation, "refused").inc()
+            self.refused(operation)
             # A server that takes no writes (full, read-only) still serves what it holds.
             if operation != "write":
                 self._failed(str(error))
@@ -101,23 +104,37 @@ class RedisNode:
             _log.info("L2 is back", server=self.name)
         return result
 
+    def refused(self, operation: str) -> None:
+        """The server did not do for one object what it did for others."""
+        FAILURES.labels(operation, "refused").inc()
+
     @contextmanager
-    def spare_connection(self, deadline: float) -> Iterator[BoundedConnection | None]:
-        """A second connection for one who has one already, or none if it would be another's or a wait."""
-        if not self._permits.acquire(blocking=False):
-            yield None
-            return
-        try:
-            try:
-                soon = min(deadline, time.monotonic() + _SPARE_SECONDS)
-                connection = self._quiet_connection() or self._dial(soon)
-            except LinkError:
-                yield None
-                return
-            with self._lent(connection, deadline):
-                yield connection
-        finally:
-            self._permits.release()
+    def spare_connections(self, count: int, deadline: float) -> Iterator[list[BoundedConnection]]:
+        """Up to so many more for one who has one already: none that would be another's, or a wait; at most one is new.
+
+        Half of what the server may get is never spare.
+        """
+        with ExitStack() as stack:
+            spares: list[BoundedConnection] = []
+            while len(spares) < count and self._take_permit(self._spares, stack):
+                if not self._take_permit(self._permits, stack):
+                    break
+                with suppress(LinkError):
+                    idle = self._quiet_connection()
+                    connection = idle or self._dial(min(deadline, time.monotonic() + _SPARE_SECONDS))
+                    spares.append(connection)
+                    stack.enter_context(self._lent(connection, deadline))
+                    if idle is not None:
+                        continue
+                break
+            yield spares
+
+    @staticmethod
+    def _take_permit(permits: threading.Semaphore, stack: ExitStack) -> bool:
+        taken = permits.acquire(blocking=False)
+        if taken:
+            stack.callback(permits.release)
+        return taken
 
     def close(self) -> None:
         with self._lock:
