@@ -155,6 +155,9 @@ class Batches:
         most = min(MAX_TOKENS, self._slot_bytes // self._row_bytes)
         for number, piece in enumerate(pieces, first_number):
             checked = self.sums(piece)
+            if 0 < len(piece.slots) <= most and checked == piece.checked:
+                yield number, piece
+                continue
             for first in range(0, len(piece.slots), most):
                 slots = piece.slots[first : first + most]
                 yield number, replace(piece, first=piece.first + first, slots=slots, checked=checked)
