@@ -141,8 +141,8 @@ class ModelledEngine:
         if objects:
             self._copy(key, objects)
         copied = time.perf_counter()
-        self.stub.EndRequest(
-            store_pb2.EndRequestRequest(session_id=self._session, request_id=key.request_id), timeout=_CALL_SECONDS
+        self.stub.EndRequests(
+            store_pb2.EndRequestsRequest(session_id=self._session, request_ids=[key.request_id]), timeout=_CALL_SECONDS
         )
         return Found(looked - start, copied - looked, parts[-1].summary)
 

@@ -61,7 +61,7 @@ class StoreAgent:
         return summary
 
     def end(self, request_id: str) -> None:
-        self.call("EndRequest", request_id=request_id)
+        self.call("EndRequests", request_ids=[request_id])
 
     def store(self, request_id: str, **fields: object) -> tuple[int, pb.StreamPosition]:
         """Reserves, writes what is granted, commits: (bytes of KV written, where the matchers learn of it)."""

@@ -15,6 +15,7 @@ from kvblend.v1 import store_pb2 as store
 from services.common.columns import u32s
 from services.common.errors import KvblendError
 from services.common.logs import get_logger
+from services.gpu_agent.endings import Endings
 from services.gpu_agent.instances import Instance
 from services.gpu_agent.leased import Ref, object_refs, refs_of
 from services.gpu_agent.plan import NOTHING, Plan
@@ -28,7 +29,6 @@ _log = get_logger("lookups")
 # (owner, instance id, request id)
 Key = tuple[str, str, str]
 
-_QUIET_SECONDS = 5.0
 _RELEASE_SECONDS = 2.0
 
 # Failures of the store that are no errors of a lookup: there is just nothing to reuse.
@@ -55,7 +55,8 @@ class Lookups:
         self._settling: dict[Key, Future[None]] = {}
         self._running = ThreadPoolExecutor(threads, thread_name_prefix="lookup")
         # Apart from the lookups, so that leases are given back however many of those wait.
-        self._ending = ThreadPoolExecutor(4, thread_name_prefix="release")
+        self._releasing = ThreadPoolExecutor(4, thread_name_prefix="release")
+        self._endings = Endings(link)
 
     def start_or_join(
         self, key: Key, instance: Instance, request: pb.AgentServiceLookupRequest, prompt: bytes, timeout: float
@@ -113,6 +114,7 @@ class Lookups:
         unused: list[Ref] | None = None
         try:
             if before is not None:
+                self._endings.hurry()
                 wait([before], max(0.0, question.deadline - time.monotonic()))
             answer, plan = self._answer(question, leased)
             job.finish(answer, plan)
@@ -187,6 +189,8 @@ class Lookups:
     ) -> store.LookupSummary:
         stream = self._link.client.lookup(request, timeout)
         job.attach(stream.cancel)
+        # Now, while the store works: the prompt need not be kept for it any longer.
+        job.identify()
         try:
             for response in stream:
                 leased.append(response.objects)
@@ -225,7 +229,7 @@ class Lookups:
                 if not keep:
                     self.release(job, [Range(0, job.tokens)])
 
-        self._ending.submit(run)
+        self._releasing.submit(run)
 
     def _end_copies(self, job: LookupJob, copied: "Copied", *, keep: bool) -> None:
         """Tells the store that copies out of these objects have stopped. `keep`: they will be copied again."""
@@ -260,7 +264,7 @@ class Lookups:
         if job is None:
             return
         job.end()
-        future = self._settling[key] = self._ending.submit(self._settle, job)
+        future = self._settling[key] = self._endings.add(job)
         future.add_done_callback(lambda done: self._settled(key, done))
 
     def _settled(self, key: Key, done: "Future[None]") -> None:
@@ -268,25 +272,13 @@ class Lookups:
             if self._settling.get(key) is done:
                 del self._settling[key]
 
-    def _settle(self, job: LookupJob) -> None:
-        """Gives back what an ended job holds, once nothing of it runs."""
-        job.wait_quiet(_QUIET_SECONDS)
-        session = job.session
-        if session is None or session.lost:
-            return
-        request = store.EndRequestRequest(session_id=session.session_id, request_id=job.store_key.request_id)
-        try:
-            self._link.client.call("EndRequest", request, _RELEASE_SECONDS)
-        except KvblendError as error:
-            # What it held is HELD: the store's TTL ends what this call could not.
-            _log.warning("a request was not ended at the store", detail=str(error))
-
     def close(self) -> None:
         with self._lock:
             for key in list(self._jobs):
                 self._end(key)
         self._running.shutdown(wait=True, cancel_futures=True)
-        self._ending.shutdown(wait=True)
+        self._releasing.shutdown(wait=True)
+        self._endings.close()
 
 
 @dataclass(frozen=True)

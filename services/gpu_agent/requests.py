@@ -41,7 +41,9 @@ class LookupJob:
         self.instance = instance
         self.attempt = request.request.attempt
         self.tokens = len(prompt) // TOKEN_BYTES
-        self.fingerprint = _fingerprint(request, prompt)
+        # What it is, until somebody asks for its digest.
+        self._question: tuple[pb.AgentServiceLookupRequest, bytes] | None = (request, prompt)
+        self._fingerprint = b""
         self.store_key = common.RequestKey(
             request_id=store_request_id(instance.instance_id, request.request.request_id), attempt=self.attempt
         )
@@ -61,6 +63,20 @@ class LookupJob:
         # Rows of `leased` whose leases have ended, or are about to.
         self._released: set[int] = set()
         self._released_tokens: Mask = np.zeros(self.tokens, np.bool_)
+
+    def identify(self) -> None:
+        """Makes the fingerprint, and forgets the prompt. Not done at the start: the store's time is enough for it."""
+        question = self._question
+        if question is not None and not self._fingerprint:
+            self._fingerprint = _fingerprint(*question)
+            # Only now: another thread may be here as well.
+            self._question = None
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Equal for lookups that ask the same."""
+        self.identify()
+        return self._fingerprint
 
     @property
     def chunks(self) -> Chunks:
@@ -138,10 +154,15 @@ class LookupJob:
             self._running = False
             self._changed.notify_all()
 
+    @property
+    def quiet(self) -> bool:
+        """Neither the lookup nor a copy runs. Once the request has ended it stays so."""
+        return not self._copies and not self._running
+
     def wait_quiet(self, timeout: float) -> None:
-        """Until neither the lookup nor a copy runs, at most `timeout` seconds."""
+        """At most `timeout` seconds."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._copies and not self._running, timeout)
+            self._changed.wait_for(lambda: self.quiet, timeout)
 
     def copied(self, rows: Numbers) -> None:
         """The leases of these objects end with their copies."""

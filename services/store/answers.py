@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 from kvblend.v1 import store_pb2
 from services.common.errors import KvblendError
+from services.store.catalog import Chunk
 from services.store.leases import HolderKey
-from services.store.objects import ChunkKey
 
 # (request id, attempt, digest of the question).
 _Name = tuple[str, int, bytes]
@@ -19,7 +19,7 @@ class Answer:
     def __init__(self) -> None:
         self.done = threading.Event()
         self.summary: store_pb2.LookupSummary | None = None
-        self.keys: list[ChunkKey] = []
+        self.chunks: list[Chunk] = []
         self.sessions: set[bytes] = set()
 
 

@@ -1,16 +1,13 @@
 """Which tokens of a prompt are served, and of each other one why not. The counts always add up."""
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
-from operator import attrgetter
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
 
 from kvblend.v1 import common_pb2 as pb
-from services.common.tokens import encode_u32
-from services.store.objects import ChunkKey
-from services.store.query import Piece
+from services.store.catalog import Chunk
+from services.store.pieces import Pieces
 
 
 class Cover:
@@ -18,12 +15,12 @@ class Cover:
 
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
-        self._served: Sequence[Piece] = ()
+        self._served: Pieces[Chunk] = Pieces.none()
         # (first, end, reason)
         self._reasons: list[tuple[int, int, pb.Reason]] = []
 
-    def serve(self, pieces: Sequence[Piece]) -> None:
-        """These, which do not overlap, and no others."""
+    def serve(self, pieces: Pieces[Chunk]) -> None:
+        """These and no others."""
         self._served = pieces
 
     def explain(self, first: int, end: int, reason: pb.Reason) -> None:
@@ -33,7 +30,7 @@ class Cover:
         """Of all tokens not served. Unexplained ones take the counts of `rest` in order, then the default."""
         explained = self._explained()
         counts = {(reason, ""): count for reason, count in explained.items()}
-        unexplained = self._tokens - sum(piece.length for piece in self._served) - sum(explained.values())
+        unexplained = self._tokens - self._served.tokens - sum(explained.values())
         for shortfall in rest:
             share = min(shortfall.tokens, unexplained)
             if share:
@@ -62,36 +59,5 @@ class Cover:
         return {reason: int(counts[reason]) for reason in np.flatnonzero(counts).tolist() if reason}
 
     def _is_served(self, first: int, end: int) -> bool:
-        return any(piece.position < end and piece.end > first for piece in self._served)
-
-
-def trim(pieces: Sequence[Piece], first: int, end: int) -> Sequence[Piece]:
-    """The parts of the pieces, which are ascending and do not overlap, that lie in [first, end) of the prompt."""
-    low = bisect_right(pieces, first, key=attrgetter("end"))
-    high = bisect_left(pieces, end, low, key=attrgetter("position"))
-    kept = list(pieces[low:high])
-    if kept:
-        kept[0] = _inside(kept[0], first, end)
-        kept[-1] = _inside(kept[-1], first, end)
-    return kept
-
-
-def _inside(piece: Piece, first: int, end: int) -> Piece:
-    start, stop = max(piece.position, first), min(piece.end, end)
-    skip = start - piece.position
-    return Piece(start, piece.key, piece.offset + skip, stop - start, piece.stored_position + skip)
-
-
-def hashes_of(pieces: Iterable[Piece]) -> bytes:
-    """N x 32."""
-    return b"".join([piece.key.chain_hash for piece in pieces])
-
-
-def lengths_of(pieces: Iterable[Piece]) -> bytes:
-    """N little-endian u32."""
-    return encode_u32([piece.length for piece in pieces])
-
-
-def keys_of(pieces: Iterable[Piece]) -> list[ChunkKey]:
-    """Each key once, in order."""
-    return list(dict.fromkeys([piece.key for piece in pieces]))
+        served = self._served
+        return bool(((served.positions < end) & (served.ends > first)).any())

@@ -17,8 +17,8 @@ from services.store.catalog import Chunk
 
 # (header, generation)
 Ref = tuple[int, int]
-# (generation, chunk, bytes)
-_Lease = tuple[int, Chunk, int]
+# (generation, chunk, bytes, the hold that it came with)
+_Lease = tuple[int, Chunk, int, "_Hold"]
 
 
 class HolderKey(NamedTuple):
@@ -61,10 +61,8 @@ class Holder:
     touched: float
     # Its request has ended; only copies that still run are left.
     ended: bool = False
-    # By header.
+    # By header. HELD are those whose hold still has them.
     leases: dict[int, _Lease] = field(default_factory=dict)
-    # Those within their TTL: they forbid eviction and count against the caps.
-    held: "dict[int, _Hold]" = field(default_factory=dict)
     # Copies that run.
     busy: Counter[int] = field(default_factory=Counter)
     # BUSY ones whose session was lost.
@@ -76,10 +74,14 @@ class Holder:
         lease = self.leases.get(ref[0])
         return lease is not None and lease[0] == ref[1]
 
+    def holds(self, header: int) -> bool:
+        lease = self.leases.get(header)
+        return lease is not None and header in lease[3].sizes
+
 
 @dataclass(eq=False)
 class _Hold:
-    """What one holder took at one moment."""
+    """What one holder took at one moment: within their TTL they forbid eviction and count against the caps."""
 
     holder: Holder
     since: float
@@ -98,8 +100,6 @@ class LeaseTable:
         self._sessions: dict[bytes, dict[str, dict[HolderKey, Holder]]] = {}
         # Longest held first.
         self._holds: OrderedDict[_Hold, None] = OrderedDict()
-        # One entry a lease.
-        self._of_chunk: dict[Chunk, list[Holder]] = {}
         self._session_bytes: Counter[bytes] = Counter()
         self._tenant_bytes: Counter[str] = Counter()
         self._copies: Counter[int] = Counter()
@@ -128,6 +128,9 @@ class LeaseTable:
         requests = self._sessions.get(session, {})
         names = list(requests) if request_id is None else [request_id]
         return [holder for name in names for holder in requests.get(name, {}).values()]
+
+    def _all(self) -> list[Holder]:
+        return [holder for session in self._sessions for holder in self._of(session)]
 
     @property
     def held_count(self) -> int:
@@ -181,7 +184,7 @@ class LeaseTable:
             fresh = [
                 size
                 for ref, size in zip(refs, of_chunk.sizes, strict=True)
-                if not (holder and ref[0] in holder.held and holder.has(ref))
+                if not (holder and holder.holds(ref[0]) and holder.has(ref))
             ]
             left -= sum(fresh)
             if left < 0:
@@ -191,17 +194,16 @@ class LeaseTable:
 
     def _take(self, holder: Holder, objects: Objects, now: float) -> None:
         headers, chunks = objects.headers, objects.chunks
-        for header in holder.leases.keys() & set(headers):
-            self._unhold(holder, header)
-            self._forget_lease(holder, header)
+        if holder.leases:
+            for header in holder.leases.keys() & set(headers):
+                self._unhold(holder, header)
+                self._forget_lease(holder, header)
         hold = _Hold(holder, now, dict(zip(headers, objects.sizes, strict=True)))
         self._holds[hold] = None
-        holder.leases.update(zip(headers, zip(objects.generations, chunks, objects.sizes, strict=True), strict=True))
-        holder.held.update(zip(headers, repeat(hold)))
-        of_chunk = self._of_chunk
+        holder.leases.update(zip(headers, zip(objects.generations, chunks, objects.sizes, repeat(hold)), strict=True))
         for chunk in chunks:
             chunk.protectors += 1
-            of_chunk.setdefault(chunk, []).append(holder)
+            chunk.leases += 1
         self._count(holder, sum(hold.sizes.values()))
 
     def _count(self, holder: Holder, more_bytes: int) -> None:
@@ -210,23 +212,24 @@ class LeaseTable:
 
     def _unhold(self, holder: Holder, header: int) -> bool:
         """The lease protects no longer. False: it did not."""
-        hold = holder.held.pop(header, None)
-        if hold is None:
+        _, chunk, size, hold = holder.leases[header]
+        if hold.sizes.pop(header, None) is None:
             return False
-        holder.leases[header][1].protectors -= 1
-        self._count(holder, -hold.sizes.pop(header))
+        chunk.protectors -= 1
+        self._count(holder, -size)
         if not hold.sizes:
             del self._holds[hold]
         return True
 
     def _unhold_all(self, holder: Holder) -> None:
-        for hold in set(holder.held.values()):
-            self._count(holder, -sum(hold.sizes.values()))
-            del self._holds[hold]
         leases = holder.leases
-        for header in holder.held:
-            leases[header][1].protectors -= 1
-        holder.held.clear()
+        for hold in {lease[3] for lease in leases.values()}:
+            if hold.sizes:
+                self._count(holder, -sum(hold.sizes.values()))
+                for header in hold.sizes:
+                    leases[header][1].protectors -= 1
+                hold.sizes.clear()
+                del self._holds[hold]
 
     def expire(self, now: float) -> None:
         """HELD leases past their TTL protect no longer."""
@@ -278,7 +281,7 @@ class LeaseTable:
         if holder is None or not holder.has(ref) or not holder.busy[ref[0]]:
             return
         header = ref[0]
-        generation, chunk, size = holder.leases[header]
+        generation, chunk, size, _ = holder.leases[header]
         keep = again is not None and not holder.ended and chunk.resident
         if again is not None and keep:
             self.acquire(key, holder.tenant, Objects([chunk], [header], [generation], [size]), again)
@@ -298,11 +301,7 @@ class LeaseTable:
 
     def _forget_lease(self, holder: Holder, header: int) -> None:
         """What protected is given back already."""
-        chunk = holder.leases.pop(header)[1]
-        holders = self._of_chunk[chunk]
-        holders.remove(holder)
-        if not holders:
-            del self._of_chunk[chunk]
+        holder.leases.pop(header)[1].leases -= 1
 
     def _drop(self, holder: Holder, header: int) -> None:
         """Forgets a lease that no copy uses."""
@@ -331,8 +330,9 @@ class LeaseTable:
             holder.ended = True
             return
         self._unhold_all(holder)
-        for header in list(holder.leases):
-            self._forget_lease(holder, header)
+        for lease in holder.leases.values():
+            lease[1].leases -= 1
+        holder.leases.clear()
         self._forget(holder)
 
     def end_request(self, session: bytes, request_id: str) -> None:
@@ -366,7 +366,8 @@ class LeaseTable:
     def revoke(self, chunk: Chunk, reason: pb.Reason) -> int:
         """Ends every lease of a chunk that leaves the catalog; BUSY ones with their copies. How many were HELD."""
         held = 0
-        for holder in dict.fromkeys(self._of_chunk.get(chunk, ())):
+        # Most chunks leave without any lease.
+        for holder in self._all() if chunk.leases else ():
             for header in chunk.objects.values():
                 lease = holder.leases.get(header)
                 if lease is None or lease[1] is not chunk:

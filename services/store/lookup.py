@@ -10,13 +10,14 @@ from services.common.errors import KvblendError
 from services.store import segments
 from services.store.answers import Answer, Answers
 from services.store.changes import STORE_OWNER, Removed
-from services.store.cover import keys_of
 from services.store.l2.second_tier import L2
 from services.store.leased import object_columns
 from services.store.leases import HolderKey
 from services.store.matchers import Matchers
+from services.store.objects import ChunkKey
+from services.store.pieces import Pieces
 from services.store.prefetch import Prefetch
-from services.store.query import Piece, Query
+from services.store.query import Query
 from services.store.run import Run
 from services.store.state import StoreState
 
@@ -104,7 +105,8 @@ class Lookups:
             raise KvblendError("SUPERSEDED", "the call that made this answer was given up; ask again")
         with self._leasing(query, holder):
             state = self._state
-            here = [chunk for chunk in state.all_usable(answer.keys) if chunk is not None]
+            wall = state.clock.wall()
+            here = [chunk for chunk in answer.chunks if chunk.resident and chunk.usable(wall)]
             here = here[: state.lease(holder, here)]
             state.touch(here)
             return store_pb2.LookupResponse(objects=object_columns(state, here, holder.rank), summary=answer.summary)
@@ -124,8 +126,8 @@ class Lookups:
         seen = self._match(run, at_least, deadline)
         with self._leasing(run.query, run.holder):
             absent = run.take_segments()
-            objects, known = run.objects(), run.leased_keys
-        if prefetch is not None and prefetch.wanted(absent):
+            objects, known = run.objects(), run.leased
+        if prefetch is not None and prefetch.wanted(absent.sources):
             yield store_pb2.LookupResponse(objects=objects)
             prefetch.fetch(absent)
             with self._leasing(run.query, run.holder):
@@ -135,7 +137,7 @@ class Lookups:
         self._disown(run, absent, seen)
         with self._state.lock:
             summary = run.summary(self._epoch)
-        answer.keys, answer.summary = run.leased_keys, summary
+        answer.chunks, answer.summary = run.leased, summary
         try:
             yield store_pb2.LookupResponse(objects=objects, summary=summary)
         finally:
@@ -199,9 +201,9 @@ class Lookups:
         others = [position for position in at_least if position.store != self._store]
         return [*others, durable] if durable.sequence else others
 
-    def _disown(self, run: Run, absent: Sequence[Piece], seen: int) -> None:
+    def _disown(self, run: Run, absent: Pieces[ChunkKey], seen: int) -> None:
         """Tells the matchers of claims that are not so."""
-        keys = [key for key in keys_of(absent) if not run.missing.reason(key) and key not in run.from_l2]
+        keys = [key for key in dict.fromkeys(absent.sources) if not run.missing.reason(key) and key not in run.from_l2]
         with self._state.lock:
             for key in keys:
                 chunk = self._state.catalog.get(key)

@@ -18,14 +18,13 @@ from concurrent.futures import Future
 from kvblend.v1 import common_pb2 as pb
 from services.common.identity import Chunk as ChainChunk
 from services.common.tokens import TOKEN_BYTES
-from services.store.cover import keys_of, trim
 from services.store.l2.budget import Candidate, Costs, choose, is_sooner
 from services.store.l2.fetching import Order
 from services.store.l2.found import L2Chunk
 from services.store.l2.patience import Patience
 from services.store.l2.second_tier import L2
 from services.store.objects import ChunkKey
-from services.store.query import Piece
+from services.store.pieces import Pieces
 from services.store.run import Run
 from services.store.state import StoreState
 
@@ -82,11 +81,11 @@ class Prefetch:
         missing = [chunk for chunk, is_here in zip(chunks, here, strict=True) if not is_here]
         return [key for chunk in missing for key in query.prefix_keys(chunk)]
 
-    def wanted(self, absent: Sequence[Piece]) -> bool:
+    def wanted(self, absent: Sequence[ChunkKey]) -> bool:
         """There is something to find out. `absent`: what a matcher claims and the arena lacks."""
         return bool(self._asked or absent)
 
-    def fetch(self, absent: Sequence[Piece]) -> None:
+    def fetch(self, absent: Pieces[ChunkKey]) -> None:
         """Asks for these, too, fetches what is worth it, and waits. The run learns what came, and why not the rest."""
         l2, run = self._l2, self._run
         begun = time.monotonic()
@@ -94,7 +93,7 @@ class Prefetch:
         order = self._order = l2.fetches.order(run.holder, (run.query.space.tenant, run.holder.session))
         limit = self._limit()
         patience = Patience(limit, begun)
-        self._ask(keys_of(absent))
+        self._ask(list(dict.fromkeys(absent.sources)))
         self._take_answers(order, min(give_up_at - begun, limit))
         if self._chain_goes_on():
             # Only now: most prompts are in L2 from the first chunk on, or not at all.
@@ -109,7 +108,7 @@ class Prefetch:
             self._wait(order, patience, give_up_at)
             if all(self._outcomes.get(chunk.key, True) for chunk in chosen):
                 break
-        self._explain(keys_of(absent))
+        self._explain(list(dict.fromkeys(absent.sources)))
 
     def close(self) -> None:
         """What landed has been leased. What is still on its way is kept only if there was no time to wait for it."""
@@ -181,7 +180,7 @@ class Prefetch:
 
     # Fetching.
 
-    def _choose(self, absent: Sequence[Piece], patience: Patience, give_up_at: float) -> list[L2Chunk]:
+    def _choose(self, absent: Pieces[ChunkKey], patience: Patience, give_up_at: float) -> list[L2Chunk]:
         """What to fetch now, first things first."""
         l2, run, now = self._l2, self._run, time.monotonic()
         prefix, segments = self._candidates(absent)
@@ -212,7 +211,7 @@ class Prefetch:
         ahead = l2.fetches.ahead((run.query.space.tenant, run.holder.session), size)
         return Costs(latency + pace * ahead, pace, latency / l2.streams)
 
-    def _candidates(self, absent: Sequence[Piece]) -> tuple[list[Candidate], list[Candidate]]:
+    def _candidates(self, absent: Pieces[ChunkKey]) -> tuple[list[Candidate], list[Candidate]]:
         """What L2 has and was not tried yet: for the prefix in order, and segments behind it."""
         tried = {candidate.chunk.key for candidate in (*self._prefix, *self._segments)}
         prefix: list[Candidate] = []
@@ -229,8 +228,8 @@ class Prefetch:
                 break
             end = chunk.first + chunk.tokens
         tokens: Counter[ChunkKey] = Counter()
-        for piece in trim(absent, end, self._run.last_token):
-            tokens[piece.key] += piece.length
+        for piece in absent.trim(end, self._run.last_token):
+            tokens[piece.source] += piece.length
         segments = [
             Candidate(self._found[key], _SEGMENT_WORTH * count)
             for key, count in tokens.items()

@@ -12,45 +12,50 @@ from kvblend.v1 import common_pb2 as pb
 from services.common.identity import Chunk as ChainChunk
 from services.common.tokens import decode_tokens
 from services.store.catalog import Chunk
-from services.store.query import Piece, Query
+from services.store.pieces import Pieces
+from services.store.query import Query
 from services.store.state import StoreState
 
 # Stored continuations of one chunk that are compared; the latest first.
 _MAX_CONTINUATIONS = 256
 
 
-def walk(state: StoreState, query: Query, first_chunk: int) -> tuple[list[Piece], list[Chunk]]:
-    """Whole chunks from `first_chunk` of the chain on, up to the first that is not here, each with the stored one.
+def walk(state: StoreState, query: Query, first_chunk: int) -> Pieces[Chunk]:
+    """Whole chunks from `first_chunk` of the chain on, up to the first that is not here.
 
     Needs the lock. Nothing behind that first missing one is hashed.
     """
-    pieces, chunks = [], []
-    for index in range(first_chunk, query.count // query.space.shape.chunk_tokens):
+    chunks: list[Chunk] = []
+    size = query.space.shape.chunk_tokens
+    for index in range(first_chunk, query.count // size):
         asked = query.chunk(index)
         assert asked is not None
         found = next((found for key in query.prefix_keys(asked) if (found := state.usable(key))), None)
         if found is None:
             break
-        pieces.append(Piece(asked.first, found.key, 0, asked.tokens, asked.first))
         chunks.append(found)
-    return pieces, chunks
+    positions = size * np.arange(first_chunk, first_chunk + len(chunks))
+    return Pieces(positions, chunks, np.zeros_like(positions), np.full_like(positions, size), positions)
 
 
-def edge(state: StoreState, query: Query, chunk_index: int) -> tuple[Piece, Chunk] | None:
-    """The best beginning for chunk `chunk_index` of the prompt, which is not here as a whole. Needs the lock."""
+def edge(state: StoreState, query: Query, chunk_index: int) -> Pieces[Chunk]:
+    """The best beginning for chunk `chunk_index` of the prompt, which is not here as a whole, if there is one.
+
+    Needs the lock.
+    """
     asked = query.chunk(chunk_index)
     if asked is None:
-        return None
+        return Pieces.none()
     wall = state.clock.wall()
-    best: tuple[Piece, Chunk] | None = None
+    best: tuple[int, Chunk] | None = None
     for child in islice(state.catalog.children(query.space.space_id, asked.previous_hash), _MAX_CONTINUATIONS):
         if child.key.domain not in query.domains or not child.usable(wall):
             continue
         length = _shared(query, asked, child)
-        better = best is None or (length, -child.key.domain) > (best[0].length, -best[0].key.domain)
+        better = best is None or (length, -child.key.domain) > (best[0], -best[1].key.domain)
         if length and better:
-            best = Piece(asked.first, child.key, 0, length, asked.first), child
-    return best
+            best = length, child
+    return Pieces.of([best[1]], [asked.first], [0], [best[0]], [asked.first]) if best else Pieces.none()
 
 
 def _shared(query: Query, asked: ChainChunk, child: Chunk) -> int:

@@ -1,10 +1,9 @@
-"""One lookup's question, and the pieces of stored chunks that answer it."""
+"""One lookup's question."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
-from typing import NamedTuple
 
 from blake3 import blake3
 
@@ -18,21 +17,6 @@ from services.store.objects import ChunkKey
 from services.store.spaces import ResolvedSpace
 
 DEFAULT_CLASSES = (pb.CONTEXT_CLASS_ALONE, pb.CONTEXT_CLASS_SHARED_PREFIX)
-
-
-class Piece(NamedTuple):
-    """Tokens [offset, offset + length) of a stored chunk serve the prompt from `position` on."""
-
-    position: int
-    key: ChunkKey
-    offset: int
-    length: int
-    # Position of the first of these tokens when its KV was computed.
-    stored_position: int
-
-    @property
-    def end(self) -> int:
-        return self.position + self.length
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,20 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+
+import numpy as np
 
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import store_pb2
+from services.common.tokens import encode_u32
 from services.store import prefix, segments
 from services.store.catalog import Chunk
-from services.store.cover import Cover, hashes_of, keys_of, lengths_of, trim
+from services.store.cover import Cover
 from services.store.leased import object_columns
 from services.store.leases import HolderKey
 from services.store.objects import ChunkKey
-from services.store.query import Piece, Query
+from services.store.pieces import Piece, Pieces
+from services.store.query import Query
 from services.store.state import StoreState
 
 
@@ -42,7 +45,7 @@ class Run:
         self.missing = Missing()
         self.from_l2: set[ChunkKey] = set()
         # What a matcher claims, and its reasons for the rest.
-        self.claims: Sequence[Piece] = ()
+        self.claims: Pieces[ChunkKey] = Pieces.none()
         self.rest: list[pb.Shortfall] = []
         # Why tokens are not served that nothing else explains.
         self.default: tuple[pb.Reason, str] = (pb.REASON_UNKNOWN_TEXT, "")
@@ -50,19 +53,20 @@ class Run:
         self.whole_chunks = 0
         # A cap forbids further leases.
         self.full = False
-        self._prefix: list[Piece] = []
-        self._served: list[Piece] = []
-        self._leased: dict[ChunkKey, Chunk] = {}
+        self._prefix: Pieces[Chunk] = Pieces.none()
+        self._served: Pieces[Chunk] = Pieces.none()
+        # In the order of leasing; a dict, to have each once.
+        self._leased: dict[Chunk, None] = {}
         self._cover = Cover(query.count)
 
     @property
     def prefix_end(self) -> int:
-        return self._prefix[-1].end if self._prefix else 0
+        return self._prefix.end
 
     @property
     def covered_tokens(self) -> int:
         """Tokens that what is leased serves."""
-        return self.prefix_end + sum(piece.length for piece in self._served)
+        return self.prefix_end + self._served.tokens
 
     @property
     def last_token(self) -> int:
@@ -72,25 +76,24 @@ class Run:
     def _lease(self, chunks: Sequence[Chunk]) -> int:
         """How many of these chunks, which are here, are leased now: from the first on, as far as the caps allow."""
         leased = self._leased
-        new = {chunk.key: chunk for chunk in chunks if chunk.key not in leased}
-        taken = 0 if self.full else self._state.lease(self.holder, list(new.values()))
+        new = dict.fromkeys([chunk for chunk in chunks if chunk not in leased])
+        taken = 0 if self.full else self._state.lease(self.holder, list(new))
         if taken == len(new):
             leased.update(new)
             return len(chunks)
         self.full = True
-        leased.update(islice(new.items(), taken))
-        return next(index for index, chunk in enumerate(chunks) if chunk.key not in leased)
+        leased.update(dict.fromkeys(list(new)[:taken]))
+        return next(index for index, chunk in enumerate(chunks) if chunk not in leased)
 
     def extend_prefix(self) -> None:
         """Whole chunks as far as they go, then the best beginning of the next."""
-        del self._prefix[self.whole_chunks :]
-        pieces, chunks = prefix.walk(self._state, self.query, self.whole_chunks)
-        taken = self._lease(chunks)
-        self._prefix += pieces[:taken]
+        found = prefix.walk(self._state, self.query, self.whole_chunks)
+        taken = self._lease(found.sources)
+        self._prefix = self._prefix.between(0, self.whole_chunks).followed_by(found.between(0, taken))
         self.whole_chunks += taken
         edge = prefix.edge(self._state, self.query, self.whole_chunks)
-        if edge is not None and self._lease([edge[1]]):
-            self._prefix.append(edge[0])
+        if self._lease(edge.sources):
+            self._prefix = self._prefix.followed_by(edge)
 
     def _explain_break(self) -> None:
         """Chunks behind the break have a reason of their own only if L2 has them."""
@@ -105,61 +108,65 @@ class Run:
             if reason:
                 self._cover.explain(chunk.first, chunk.first + chunk.tokens, reason)
 
-    def take_segments(self) -> list[Piece]:
+    def take_segments(self) -> Pieces[ChunkKey]:
         """Leases what is here of the matcher's claims; returns those whose chunks are not in the arena."""
-        claims = trim(self.claims, self.prefix_end, self.last_token)
-        pieces, chunks, refused = segments.check(self._state, self.query, claims)
-        if self._lease(chunks) < len(chunks):
-            for piece in pieces:
-                if piece.key not in self._leased:
-                    self._cover.explain(piece.position, piece.end, pb.REASON_QUOTA)
-        self._served = [piece for piece in pieces if piece.key in self._leased]
-        absent = []
+        claims = self.claims.trim(self.prefix_end, self.last_token)
+        here, refused = segments.check(self._state, self.query, claims)
+        if self._lease(here.sources) < len(here):
+            is_leased = np.array([chunk in self._leased for chunk in here.sources])
+            for piece in here.at(np.flatnonzero(~is_leased)):
+                self._cover.explain(piece.position, piece.end, pb.REASON_QUOTA)
+            here = here.at(np.flatnonzero(is_leased))
+        self._served = here
+        absent: list[Piece[ChunkKey]] = []
         for claim, reason in refused:
             if reason == pb.REASON_EVICTED:
                 absent.append(claim)
-            late = self.missing.reason(claim.key) if reason == pb.REASON_EVICTED else pb.REASON_UNSPECIFIED
+            late = self.missing.reason(claim.source) if reason == pb.REASON_EVICTED else pb.REASON_UNSPECIFIED
             self._cover.explain(claim.position, claim.end, late or reason)
-        return absent
+        return Pieces.of_each(absent)
 
     def touch(self) -> None:
         """What serves the answer was used; of the prefix as well as of the rest the last first."""
         for pieces in (self._prefix, self._served):
-            self._state.touch([self._leased[piece.key] for piece in pieces])
+            self._state.touch(pieces.sources)
 
-    def objects(self, known: Iterable[ChunkKey] = ()) -> store_pb2.ObjectColumns:
+    def objects(self, known: Iterable[Chunk] = ()) -> store_pb2.ObjectColumns:
         """Objects of the run's rank that are leased, but those of `known` chunks.
 
         A chunk that has left since it was leased is left out: its blocks may hold another's bytes by now.
         """
         skip = set(known)
-        chunks = [chunk for key, chunk in self._leased.items() if key not in skip and chunk.resident]
+        chunks = [chunk for chunk in self._leased if chunk.resident and chunk not in skip]
         return object_columns(self._state, chunks, self.holder.rank)
 
     @property
-    def leased_keys(self) -> list[ChunkKey]:
+    def leased(self) -> list[Chunk]:
         return list(self._leased)
 
     def summary(self, epoch: int) -> store_pb2.LookupSummary:
         """prefix_tokens, segments and shortfalls add up to the prompt's tokens."""
         self._explain_break()
         last = self.last_token
-        before = trim(self._prefix, 0, last)
-        end = before[-1].end if before else 0
-        behind = trim(self._served, end, last)
-        self._cover.serve([*before, *behind])
+        before = self._prefix.trim(0, last)
+        end = before.end
+        behind = self._served.trim(end, last)
+        self._cover.serve(before.followed_by(behind))
         self._cover.explain(last, last + 1, pb.REASON_LAST_TOKEN)
-        blended = next((piece.position for piece in before if piece.key.domain == pb.DOMAIN_BLENDED), end)
-        keys = keys_of([*before, *behind])
+        keys = [chunk.key for chunk in before.sources]
+        is_blended = [key.domain == pb.DOMAIN_BLENDED for key in keys]
+        exact = int(before.positions[is_blended.index(True)]) if any(is_blended) else end
+        serving = {*before.sources, *behind.sources}
+        from_l2 = sum(chunk.key in self.from_l2 for chunk in serving) if self.from_l2 else 0
         reason, detail = self.default
         return store_pb2.LookupSummary(
             prefix_tokens=end,
-            blended_tokens=end - blended,
-            prefix_hashes=hashes_of(before),
-            prefix_lengths=lengths_of(before),
-            segments=segments.columns_of(behind, self._leased),
+            blended_tokens=end - exact,
+            prefix_hashes=b"".join([key.chain_hash for key in keys]),
+            prefix_lengths=encode_u32(before.lengths),
+            segments=segments.columns_of(behind),
             shortfalls=self._cover.shortfalls(self.rest, reason, detail),
             epoch=epoch,
-            l1_chunks=len(keys) - (from_l2 := len(self.from_l2.intersection(keys))),
+            l1_chunks=len(serving) - from_l2,
             l2_chunks=from_l2,
         )

@@ -25,7 +25,7 @@ def score(
         answer = matchers.score(request, timeout)
     except KvblendError:
         with state.lock:
-            own = sum(piece.length for piece in prefix.walk(state, query, 0)[0])
+            own = prefix.walk(state, query, 0).tokens
         alone = store_pb2.TokenScore(store=store, prefix_tokens=own, anywhere_tokens=own)
         return store_pb2.StoreServiceScoreResponse(stores=[alone])
     return store_pb2.StoreServiceScoreResponse(

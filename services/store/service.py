@@ -130,11 +130,12 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):
             released = self._parts.state.leases.release(holder, _refs(request.objects))
         return store_pb2.ReleaseLeasesResponse(released=released)
 
-    def EndRequest(
-        self, request: store_pb2.EndRequestRequest, _context: grpc.ServicerContext
-    ) -> store_pb2.EndRequestResponse:
-        self._parts.lookups.end_request(request.session_id, request.request_id)
-        return store_pb2.EndRequestResponse()
+    def EndRequests(
+        self, request: store_pb2.EndRequestsRequest, _context: grpc.ServicerContext
+    ) -> store_pb2.EndRequestsResponse:
+        for request_id in request.request_ids:
+            self._parts.lookups.end_request(request.session_id, request_id)
+        return store_pb2.EndRequestsResponse()
 
     # Writing.
 

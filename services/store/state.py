@@ -264,7 +264,7 @@ class StoreState:
     def all_usable(self, keys: Iterable[ChunkKey]) -> list[Chunk | None]:
         """As `usable`, for each key."""
         wall = self.clock.wall()
-        chunks = map(self.catalog.get, keys)
+        chunks = self.catalog.get_each(keys)
         return [chunk if chunk is not None and chunk.usable(wall) else None for chunk in chunks]
 
     def touch(self, chunks: Sequence[Chunk]) -> None:
@@ -387,5 +387,8 @@ def rank_objects(chunks: Sequence[Chunk], rank: int) -> tuple[list[int], Sequenc
     The chunks are complete and of one space.
     """
     groups = range(chunks[0].info.groups) if chunks else range(0)
+    if len(groups) == 1:
+        place = (0, rank)
+        return [chunk.objects[place] for chunk in chunks], chunks
     headers = [chunk.objects[group, rank] for chunk in chunks for group in groups]
-    return headers, chunks if len(groups) == 1 else [chunk for chunk in chunks for _ in groups]
+    return headers, [chunk for chunk in chunks for _ in groups]

@@ -74,7 +74,7 @@ def test_a_newer_attempt_or_other_tokens_supersede(stored: Rig, changes: dict[st
     waiter.join(5)
     assert old[0].startswith("SUPERSEDED")
     # The old one's leases ended before the new one's began.
-    assert called(stored.fake, "Lookup", "EndRequest") == ["Lookup", "EndRequest", "Lookup"]
+    assert called(stored.fake, "Lookup", "EndRequests") == ["Lookup", "EndRequests", "Lookup"]
 
 
 def called(fake: FakeStore, *names: str) -> list[str]:
@@ -95,7 +95,7 @@ def test_case_01_ending_before_the_retrieve_gives_everything_back(stored: Rig) -
     stored.lookup(TEXT)
     assert stored.ping().oldest_lease_ms >= 0
     stored.end()
-    stored.wait_for(lambda: len(stored.fake.named("EndRequest")) == 1)
+    stored.wait_for(lambda: len(stored.fake.named("EndRequests")) == 1)
     for attempt in (lambda: get(stored), lambda: stored.retrieve(OTHER)):
         with pytest.raises(CallFailed, match="UNKNOWN_REQUEST"):
             attempt()
@@ -107,7 +107,7 @@ def test_case_03_ending_twice_or_first_or_for_nobody_is_nothing(stored: Rig) -> 
     stored.end()
     stored.end()
     stored.call("EndSession", pb.EndSessionRequest(instance_id="nobody", request_id="r"))
-    stored.wait_for(lambda: len(stored.fake.named("EndRequest")) == 1)
+    stored.wait_for(lambda: len(stored.fake.named("EndRequests")) == 1)
     assert stored.lookup(TEXT).prefix_tokens == 40
 
 
@@ -117,7 +117,7 @@ def test_ending_while_the_lookup_runs_ends_it(stored: Rig) -> None:
     stored.lookup(TEXT, no_wait=True)
     started = time.monotonic()
     stored.end()
-    stored.wait_for(lambda: len(stored.fake.named("EndRequest")) == 1)
+    stored.wait_for(lambda: len(stored.fake.named("EndRequests")) == 1)
     assert time.monotonic() - started < 4, "it did not wait for the store's answer"
     slow.set()
 
@@ -127,8 +127,8 @@ def test_ending_during_a_retrieve_stops_it_and_ends_its_copies(stored: Rig) -> N
     stored.fake.before["BeginCopy"] = lambda _: stored.end()
     response = stored.retrieve(OTHER)
     assert failures(response) == [(0, 40, "SUPERSEDED")]
-    stored.wait_for(lambda: len(stored.fake.named("EndRequest")) == 1)
-    assert called(stored.fake, "EndCopy", "EndRequest") == ["EndCopy", "EndRequest"]
+    stored.wait_for(lambda: len(stored.fake.named("EndRequests")) == 1)
+    assert called(stored.fake, "EndCopy", "EndRequests") == ["EndCopy", "EndRequests"]
 
 
 def test_kept_leases_end_with_the_request(stored: Rig) -> None:
@@ -138,7 +138,7 @@ def test_kept_leases_end_with_the_request(stored: Rig) -> None:
     (ended,) = stored.fake.named("EndCopy")
     assert (len(ended.objects), ended.keep) == (3, True)
     stored.end()
-    stored.wait_for(lambda: len(stored.fake.named("EndRequest")) == 1)
+    stored.wait_for(lambda: len(stored.fake.named("EndRequests")) == 1)
 
 
 def test_a_segment_is_dropped_until_the_rope_is_proven(rig: Rig) -> None:
@@ -234,7 +234,7 @@ def test_the_oldest_request_is_ended_when_there_are_too_many(fake: FakeStore) ->
     with running_agent(fake, max_requests=2) as rig:
         for name in ("a", "b", "c"):
             rig.lookup(TEXT, name)
-        rig.wait_for(lambda: [item.request_id for item in fake.named("EndRequest")] == ["engine-1/a"])
+        rig.wait_for(lambda: [list(item.request_ids) for item in fake.named("EndRequests")] == [["engine-1/a"]])
         with pytest.raises(CallFailed, match="UNKNOWN_REQUEST"):
             get(rig, "a")
 
@@ -274,5 +274,5 @@ def test_a_lookup_and_its_end_are_one_call_each_to_the_store(stored: Rig) -> Non
     stored.fake.calls.clear()
     stored.lookup(TEXT)
     stored.end()
-    stored.wait_for(lambda: bool(stored.fake.named("EndRequest")))
-    assert [name for name, _ in stored.fake.calls if name not in ("PingStore", "Session")] == ["Lookup", "EndRequest"]
+    stored.wait_for(lambda: bool(stored.fake.named("EndRequests")))
+    assert [name for name, _ in stored.fake.calls if name not in ("PingStore", "Session")] == ["Lookup", "EndRequests"]
