@@ -79,7 +79,9 @@ class Retriever:
             try:
                 return self._retrieve(instance, job, request, call, copied)
             finally:
-                self._lookups.after_copies(copied, job, held.pop_all(), keep=request.keep_leases)
+                rest = held.pop_all()
+                # The answer goes first: the engine waits for it.
+                call.when_answered(lambda: self._lookups.after_copies(copied, job, rest, keep=request.keep_leases))
 
     def _retrieve(
         self, instance: Instance, job: LookupJob, request: pb.RetrieveRequest, call: Call, copied: list[Copied]
