@@ -93,5 +93,8 @@ class Endings:
             except KvblendError as error:
                 # What they held is HELD: the store's TTL ends what this call could not.
                 _log.warning("requests were not ended at the store", requests=len(of_session), detail=str(error))
+            except Exception as error:
+                # The next ones must be told all the same.
+                _log.error("requests were not ended at the store", exc_info=error)
         for _, told in batch:
             told.set_result(None)

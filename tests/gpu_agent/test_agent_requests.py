@@ -276,3 +276,48 @@ def test_a_lookup_and_its_end_are_one_call_each_to_the_store(stored: Rig) -> Non
     stored.end()
     stored.wait_for(lambda: bool(stored.fake.named("EndRequests")))
     assert [name for name, _ in stored.fake.calls if name not in ("PingStore", "Session")] == ["Lookup", "EndRequests"]
+
+
+def ended(rig: Rig) -> list[str]:
+    """What the store was told of, in order."""
+    return [name for request in rig.fake.named("EndRequests") for name in request.request_ids]
+
+
+def test_requests_that_end_together_are_told_in_few_calls_and_each_once(stored: Rig) -> None:
+    names = [f"r{number}" for number in range(24)]
+    for name in names:
+        stored.lookup(TEXT, name)
+    # Telling takes a while: what ends meanwhile goes with the next call.
+    stored.fake.before["EndRequests"] = lambda _: time.sleep(0.05)
+    for name in names:
+        stored.end(name)
+    stored.wait_for(lambda: len(ended(stored)) >= len(names))
+    assert sorted(ended(stored)) == sorted(f"{INSTANCE}/{name}" for name in names)
+    assert len(stored.fake.named("EndRequests")) < len(names) / 2
+
+
+def test_a_request_whose_copy_still_runs_holds_no_other_back(stored: Rig) -> None:
+    goes_on = threading.Event()
+    stored.lookup(TEXT, "slow")
+    stored.lookup(TEXT, "other")
+    stored.fake.before["BeginCopy"] = lambda _: goes_on.wait(20)
+    copying = threading.Thread(target=lambda: stored.retrieve(OTHER, request_id="slow"))
+    copying.start()
+    try:
+        stored.wait_for(lambda: bool(stored.fake.named("BeginCopy")))
+        stored.end("slow")
+        stored.end("other")
+        stored.wait_for(lambda: ended(stored) == [f"{INSTANCE}/other"])
+    finally:
+        goes_on.set()
+        copying.join(20)
+    stored.wait_for(lambda: len(stored.fake.named("EndRequests")) == 2)
+
+
+def test_ends_are_told_also_after_a_call_that_failed(stored: Rig) -> None:
+    stored.fake.errors["EndRequests"] = ["INTERNAL"]
+    for number, name in enumerate(("a", "b"), 1):
+        stored.lookup(TEXT, name)
+        stored.end(name)
+        stored.wait_for(lambda wanted=number: len(ended(stored)) == wanted)
+    assert stored.lookup(TEXT, "a").prefix_tokens == 40
