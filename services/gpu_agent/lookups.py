@@ -218,8 +218,8 @@ class Lookups:
         return answer.released
 
     def after_copies(self, copied: "Sequence[Copied]", job: LookupJob, held: ExitStack, *, keep: bool) -> None:
-        """Soon, while the engine goes on: says that copies have stopped, ends the other leases unless they are to be
-        kept, and then gives back what is `held`.
+        """In the background: says that copies have stopped, ends the other leases unless they are to be kept, and then
+        gives back what is `held`.
         """
 
         def run() -> None:

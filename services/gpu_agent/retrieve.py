@@ -5,7 +5,7 @@ request's to read, or ceased to be, is found out before anything is called writt
 tokens then is not defined.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,7 @@ from services.common.failpoints import passage
 from services.common.logs import get_logger
 from services.gpu_agent.arena import Arena
 from services.gpu_agent.call import Call
-from services.gpu_agent.devices.base import Bytes, Device, Hung, KvMemory, Piece, Stopped
+from services.gpu_agent.devices.base import Bytes, Device, Hung, KvMemory, Piece, Steps, Stopped, Transfer
 from services.gpu_agent.instances import Instance
 from services.gpu_agent.leased import Leased, object_refs
 from services.gpu_agent.lookups import NOT_ERRORS, Copied, Lookups
@@ -38,9 +38,9 @@ _log = get_logger("retrieve")
 _GOOD = common.REASON_UNSPECIFIED
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Work:
-    """One retrieve."""
+    """One retrieve. `steps` are those whose semaphores an engine waits for; None: it waits for the answer."""
 
     instance: Instance
     job: LookupJob
@@ -48,6 +48,7 @@ class _Work:
     leased: Leased
     parts: Parts
     keep: bool
+    steps: Steps | None
 
     def rows(self) -> Numbers:
         """The objects of the parts that are good so far."""
@@ -78,14 +79,17 @@ class Retriever:
             try:
                 return self._retrieve(instance, job, request, call, copied)
             finally:
-                self._lookups.after_copies(copied, job, held.pop_all(), keep=request.keep_leases)
+                rest = held.pop_all()
+                # The answer goes first: the engine waits for it.
+                call.when_answered(lambda: self._lookups.after_copies(copied, job, rest, keep=request.keep_leases))
 
     def _retrieve(
         self, instance: Instance, job: LookupJob, request: pb.RetrieveRequest, call: Call, copied: list[Copied]
     ) -> pb.RetrieveResponse:
         """Adds to `copied` what the store has to be told of."""
         parts = Parts(job.chunks, job.tokens, request, instance.layout)
-        work = _Work(instance, job, job.chunks, job.leased, parts, request.keep_leases)
+        steps = _steps(request.steps, instance.memory)
+        work = _Work(instance, job, job.chunks, job.leased, parts, request.keep_leases, steps)
         work.parts.judge(_hindrances(work))
         self._device.wait(request.event, call.left())
         try:
@@ -96,6 +100,10 @@ class Retriever:
             work.parts.fail(NOT_ERRORS[error.reason])
         except SessionLost:
             work.parts.fail(common.REASON_SESSION_LOST)
+        if work.steps is not None:
+            # An engine must not wait for what has failed.
+            with instance.copying() as memory:
+                memory.set_semaphores(work.steps)
         response, written, failed = parts.answer(sum(shape.token_bytes for shape in instance.layout.groups))
         self._totals.add_retrieve(response.bytes, written, failed)
         return response
@@ -112,6 +120,11 @@ class Retriever:
             if not len(rows):
                 return
             answer = self._begin(work, session, rows, call)
+            begun: Numbers | None = None
+            if work.steps is not None:
+                # The engine reads before the answer: nothing may arrive that is not this request's.
+                begun = self._begun(session, answer, rows)
+                work.parts.judge_objects(work.chunks, rows, begun)
             try:
                 passage("agent.scatter")
                 with self._link.client.latencies.timed("retrieve.copy"):
@@ -126,8 +139,9 @@ class Retriever:
                 # Nobody waits for what the store says: only a new session is certain.
                 self._link.distrust(session)
                 raise
-            begun = self._begun(session, answer, rows)
-            work.parts.judge_objects(work.chunks, rows, begun)
+            if begun is None:
+                begun = self._begun(session, answer, rows)
+                work.parts.judge_objects(work.chunks, rows, begun)
             copied.append(Copied(session, work.leased.refs(rows[begun == _GOOD])))
             corrupt = _verify(arena, work, blocks, sums, call)
             copied[-1].corrupt.extend(work.leased.refs(corrupt))
@@ -158,6 +172,18 @@ class Retriever:
             self._link.distrust(session)
             raise KvblendError("INTERNAL", "the store answered for other objects than it was asked about")
         return np.array(begun.reasons, np.int64)
+
+
+def _steps(asked: pb.LayerSteps, memory: KvMemory) -> Steps | None:
+    """Raises KvblendError for semaphores that there are not."""
+    if not asked.count:
+        return None
+    if asked.first + asked.count > memory.semaphores:
+        raise KvblendError(
+            "INVALID_ARGUMENT",
+            f"semaphores {asked.first} to {asked.first + asked.count - 1} of {memory.semaphores} that are registered",
+        )
+    return Steps(asked.count, asked.first, asked.value)
 
 
 def _hindrances(work: _Work) -> Numbers:
@@ -195,10 +221,13 @@ def _scatter(work: _Work, memory: KvMemory, blocks: dict[int, Bytes], call: Call
     good = work.parts.good()
     if not len(good):
         return found
+    of = work.chunks.objects[work.parts.chunks[good]].T
+    transfers = [
+        Transfer(group, _pieces(work, good, rows, blocks), rope)
+        for group, (rows, rope) in enumerate(zip(of, work.instance.ropes, strict=True))
+    ]
     try:
-        for group, rope in enumerate(work.instance.ropes):
-            rows = work.chunks.objects[work.parts.chunks[good], group]
-            sums = memory.scatter(group, _pieces(work, good, rows, blocks), rope, call.watch)
+        for rows, sums in zip(of, _write(work, memory, transfers, call), strict=True):
             found.update({row: value for row, value in zip(rows.tolist(), sums, strict=True) if value is not None})
     except Stopped as stopped:
         work.parts.fail(stopped.reason)
@@ -208,6 +237,14 @@ def _scatter(work: _Work, memory: KvMemory, blocks: dict[int, Bytes], call: Call
         _log.error("a copy failed", exc_info=error)
         work.parts.fail(common.REASON_COPY_FAILED)
     return found
+
+
+def _write(work: _Work, memory: KvMemory, transfers: list[Transfer], call: Call) -> Sequence[Sequence[int | None]]:
+    if work.steps is None:
+        return [memory.scatter(transfer.group, transfer.pieces, transfer.rope, call.watch) for transfer in transfers]
+    sums = memory.scatter_in_steps(transfers, work.steps, call.watch)
+    work.steps = None
+    return sums
 
 
 def _pieces(work: _Work, good: Numbers, rows: Numbers, blocks: dict[int, Bytes]) -> list[Piece]:

@@ -45,6 +45,10 @@ class FakeStream:
         event.record(other)
         self.wait_event(event)
 
+    def query(self) -> bool:
+        self.gpu.step()
+        return not self.work
+
     def synchronize(self) -> None:
         while self.work:
             self.gpu.step()
@@ -92,6 +96,7 @@ class FakeGpu:
         self.in_flight = 0
         # (first address, end) of what kernels may touch outside the slots.
         self.engine_memory: list[tuple[int, int]] = []
+        self.signals = self.stream()
 
     def enter(self) -> None:
         pass
@@ -129,6 +134,12 @@ class FakeGpu:
 
     def to_host(self, device: int, host: int, pitch: int, width: int, rows: int, stream: FakeStream) -> None:
         self._later(stream, lambda: self._copy(host, pitch, device, width, width, rows))
+
+    def signal(self, address: int, value: int, stream: FakeStream) -> None:
+        self._later(stream, lambda: self.set_value(address, value))
+
+    def set_value(self, address: int, value: int) -> None:
+        ctypes.c_uint64.from_address(address).value = value
 
     def _copy(self, target: int, target_pitch: int, source: int, source_pitch: int, width: int, rows: int) -> None:
         for row in range(rows):
@@ -241,7 +252,9 @@ def engine_view(
 class Opened:
     """Shared memory in place of an engine's GPU memory."""
 
-    def __init__(self, gpu: FakeGpu, handles: Sequence[pb.DeviceHandle]) -> None:
+    def __init__(
+        self, gpu: FakeGpu, handles: Sequence[pb.DeviceHandle], semaphores: pb.DeviceHandle | None = None
+    ) -> None:
         self._gpu = gpu
         self.mapped_bytes = sum(handle.bytes for handle in handles)
         self._files = [SharedMemoryFile(handle, Path("/dev/shm")) for handle in handles]
@@ -251,6 +264,11 @@ class Opened:
             for array, handle in zip(self._arrays, handles, strict=True)
         ]
 
+        self.semaphores = semaphores.bytes // 8 if semaphores is not None else 0
+        if semaphores is not None:
+            self._files.append(SharedMemoryFile(semaphores, Path("/dev/shm")))
+            self._arrays.append(np.frombuffer(self._files[-1].map, np.uint8))
+        self.first_semaphore = int(self._arrays[-1].ctypes.data)
         gpu.engine_memory = [(start, start + handle.bytes) for start, handle in zip(self.starts, handles, strict=True)]
 
     def close(self) -> None:
@@ -283,8 +301,10 @@ class FakeDevice:
         fake: Any = self.gpu
         self.inbound, self.outbound = (Lane(fake, host, slot_bytes, hang_seconds, way) for way in (True, False))
 
-    def open(self, handles: Sequence[pb.DeviceHandle], layout: Layout) -> CudaKvMemory:
+    def open(
+        self, handles: Sequence[pb.DeviceHandle], layout: Layout, semaphores: pb.DeviceHandle | None = None
+    ) -> CudaKvMemory:
         assert layout.dtype in DTYPES
         fake: Any = self.gpu
-        opened: Any = Opened(self.gpu, handles)
+        opened: Any = Opened(self.gpu, handles, semaphores)
         return CudaKvMemory(fake, self.start, opened, layout, self.inbound, self.outbound)

@@ -126,13 +126,15 @@ class Batches:
         self._tile_tokens = tile_tokens
         self._row_bytes = shape.heads * shape.head_size * shape.item_bytes
 
-    def of(self, pieces: Sequence[Piece]) -> Iterator[Batch]:
+    def of(self, pieces: Sequence[Piece], layers: range | None = None, first_number: int = 0) -> Iterator[Batch]:
+        """All layers, or some neighbouring ones. `first_number` is that of the first piece."""
+        some = range(self._shape.layers) if layers is None else layers
         filling = _Filling()
-        for number, piece in self._narrow(pieces):
-            plane, planes = 0, self._shape.layers * self._shape.planes
-            while plane < planes:
+        for number, piece in self._narrow(pieces, first_number):
+            plane, end = some.start * self._shape.planes, some.stop * self._shape.planes
+            while plane < end:
                 width = len(piece.slots) * self._row_bytes
-                count = min(filling.room(self._slot_bytes, piece, width), planes - plane)
+                count = min(filling.room(self._slot_bytes, piece, width), end - plane)
                 if count == 0:
                     yield self._batch(filling)
                     filling = _Filling()
@@ -148,52 +150,71 @@ class Batches:
         """Whether the terms of its words are added up: then each of a token's planes is whole words."""
         return piece.checked and piece.whole and self._row_bytes % WORD_BYTES == 0
 
-    def _narrow(self, pieces: Sequence[Piece]) -> Iterator[tuple[int, Piece]]:
+    def _narrow(self, pieces: Sequence[Piece], first_number: int) -> Iterator[tuple[int, Piece]]:
         """Pieces of so few tokens that a slot holds a plane of each, checked if terms are added up; their numbers."""
         most = min(MAX_TOKENS, self._slot_bytes // self._row_bytes)
-        for number, piece in enumerate(pieces):
+        for number, piece in enumerate(pieces, first_number):
             checked = self.sums(piece)
+            if 0 < len(piece.slots) <= most and checked == piece.checked:
+                yield number, piece
+                continue
             for first in range(0, len(piece.slots), most):
                 slots = piece.slots[first : first + most]
                 yield number, replace(piece, first=piece.first + first, slots=slots, checked=checked)
 
     def _batch(self, filling: _Filling) -> Batch:
-        deltas = self._deltas(filling.fragments)
+        fragments = filling.fragments
+        deltas = self._deltas(fragments)
         rotation = {delta: row for row, delta in enumerate(deltas.tolist())}
         cos, sin = self._rope.tables(deltas)
-        tiles: list[npt.NDArray[np.int64]] = []
-        summed: list[Fragment] = []
-        row = 0
-        for fragment in filling.fragments:
-            tiles.append(self._tiles(fragment, row, rotation.get(fragment.piece.delta, -1)))
-            row += len(fragment.piece.slots)
-            if fragment.piece.checked:
-                tiles[-1][:, 8] = len(summed)
-                summed.append(fragment)
-        slots = np.concatenate([fragment.piece.slots for fragment in filling.fragments]).astype(np.int32)
-        return Batch(filling.fragments, np.concatenate(tiles), slots, cos, sin, summed)
+        slots = np.concatenate([fragment.piece.slots for fragment in fragments]).astype(np.int32)
+        summed = [fragment for fragment in fragments if fragment.piece.checked]
+        rotations = [rotation.get(fragment.piece.delta, -1) for fragment in fragments]
+        return Batch(fragments, self._tiles(fragments, rotations), slots, cos, sin, summed)
 
     def _deltas(self, fragments: list[Fragment]) -> npt.NDArray[np.int64]:
         """Each distance by which something is really rotated, once."""
         moved = {fragment.piece.delta for fragment in fragments} - {0} if self._rope.rotates else set()
         return np.array(sorted(moved), np.int64)
 
-    def _tiles(self, fragment: Fragment, row: int, rotation: int) -> npt.NDArray[np.int64]:
-        tokens, item = len(fragment.piece.slots), self._shape.item_bytes
-        first = np.arange(0, tokens, self._tile_tokens)
-        tiles = np.empty((len(first), len(TILE)), np.int64)
-        tiles[:, 0] = fragment.start // item
-        tiles[:, 1] = fragment.width // item
-        tiles[:, 2] = row + first
-        tiles[:, 3] = np.minimum(self._tile_tokens, tokens - first)
-        tiles[:, 4] = first
-        tiles[:, 5] = fragment.first_plane
-        tiles[:, 6] = fragment.planes
-        tiles[:, 7] = rotation
-        tiles[:, 8] = -1
-        tiles[:, 9] = 1 + (fragment.host_start + first * self._row_bytes) // WORD_BYTES
-        tiles[:, 10] = fragment.pitch // WORD_BYTES
-        return tiles
+    def _tiles(self, fragments: list[Fragment], rotations: list[int]) -> npt.NDArray[np.int64]:
+        item = self._shape.item_bytes
+        facts = np.array(
+            [
+                (
+                    fragment.start // item,
+                    fragment.width // item,
+                    len(fragment.piece.slots),
+                    fragment.first_plane,
+                    fragment.planes,
+                    fragment.piece.checked,
+                    fragment.host_start // WORD_BYTES,
+                    fragment.pitch // WORD_BYTES,
+                )
+                for fragment in fragments
+            ],
+            np.int64,
+        )
+        starts, pitches, tokens, first_planes, planes, checked, words, plane_words = facts.T
+        counts = -(-tokens // self._tile_tokens)
+        of = np.repeat(np.arange(len(fragments)), counts)
+        # Tokens of the fragment in front of each of its tiles.
+        first = (np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)) * self._tile_tokens
+        sums = np.where(checked != 0, np.cumsum(checked) - 1, -1)
+        columns = (
+            starts[of],
+            pitches[of],
+            (np.cumsum(tokens) - tokens)[of] + first,
+            np.minimum(self._tile_tokens, tokens[of] - first),
+            first,
+            first_planes[of],
+            planes[of],
+            np.array(rotations, np.int64)[of],
+            sums[of],
+            1 + words[of] + first * self._row_bytes // WORD_BYTES,
+            plane_words[of],
+        )
+        return np.stack(columns, axis=1)
 
 
 def table_bytes(pairs: int) -> int:

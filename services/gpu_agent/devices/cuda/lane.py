@@ -10,6 +10,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from itertools import cycle
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +31,20 @@ _FIRST_LOOK, _LATER_LOOK = 20e-6, 200e-6
 
 # (staging, tables, where they are, grid): starts the kernel on the current stream.
 Launch = Callable[[torch.Tensor, torch.Tensor, Packed, tuple[int, int]], None]
+
+
+class Move(NamedTuple):
+    """A batch and what starts its kernel."""
+
+    batch: Batch
+    launch: Launch
+
+
+class Signal(NamedTuple):
+    """A semaphore that is set when the last byte of every move before it has arrived."""
+
+    address: int
+    value: int
 
 
 class Slot:
@@ -72,8 +88,8 @@ class Lane:
         # Of the running transfer, by the number of its pieces.
         self._terms: defaultdict[int, int] = defaultdict(int)
 
-    def run(self, batches: Iterable[Batch], launch: Launch, watch: Watch) -> Mapping[int, int]:
-        """Returns when the last byte has arrived: for each piece with a sum the sum of its words' terms.
+    def run(self, work: Iterable[Move | Signal], watch: Watch) -> Mapping[int, int]:
+        """Returns when the last byte has arrived: for each number of a piece the sum of its words' terms.
 
         Raises:
             Stopped: as `watch` says, with nothing in flight.
@@ -82,7 +98,7 @@ class Lane:
         """
         with self._taking_turns(watch):
             self._terms = defaultdict(int)
-            self._run(batches, launch, watch)
+            self._run(work, watch)
             return self._terms
 
     def warm(self, launch: Launch) -> None:
@@ -125,17 +141,21 @@ class Lane:
             raise
         self._turn.release()
 
-    def _run(self, batches: Iterable[Batch], launch: Launch, watch: Watch) -> None:
+    def _run(self, work: Iterable[Move | Signal], watch: Watch) -> None:
         first, last = (self._link, self._kernels) if self._inbound else (self._kernels, self._link)
         self._begin.record(first)
         try:
-            for number, batch in enumerate(batches):
-                slot = self._slots[number % _SLOTS]
+            slots = cycle(self._slots)
+            for item in work:
+                if isinstance(item, Signal):
+                    self._gpu.signal(*item, last)
+                    continue
+                slot = next(slots)
                 self._settle(slot, watch)
                 watch()
                 slot.since = time.monotonic()
                 try:
-                    self._enqueue(slot, batch, launch)
+                    self._enqueue(slot, *item)
                 except BaseException:
                     # What was enqueued of it must be waited for as well.
                     last.wait_stream(first)
