@@ -83,7 +83,7 @@ def test_what_is_stored_is_found_and_arrives(stack: Stack) -> None:
         assert same_bits(kv[:, 1], wanted[:, 1])
         moved = rotate_slowly(wanted[:, 0], rig.space.groups[0].rope, query - stored)
         assert torch.allclose(kv[:, 0].double(), moved, atol=1e-5)
-    assert unused_leases(stack) == (0, 0)
+    rig.wait_for(lambda: unused_leases(stack) == (0, 0))
 
     # Nothing of another tenant, adapter, salt or weights epoch.
     strangers = [

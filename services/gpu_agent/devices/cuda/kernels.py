@@ -86,18 +86,15 @@ def move(
     UNIT: tl.constexpr,
     VECTOR: tl.constexpr,
 ):
-    """Program (tile, plane of its fragment).
-
-    `staging` has the KV's dtype and begins at element number `home`; the other tables begin so many bytes after
-    the tiles, which are at `tables`, bytes as well.
-    """
+    """Program (tile, plane of its fragment). `staging` has the KV's dtype and begins at element number `home`; the
+    other tables begin so many bytes after the tiles, which are at `tables`, bytes as well."""
     slots = (tables + slots_at).to(tl.pointer_type(tl.int32))
     tile = tables.to(tl.pointer_type(tl.int64)) + tl.program_id(0) * _TILE
     index = tl.program_id(1).to(tl.int64)
     if index >= tl.load(tile + 6):
         return
     plane = planes + (tl.load(tile + 5) + index) * _PLANE
-    # Not a pointer made of an integer: the compiler would forget how it is aligned.
+    # No pointer made of an integer: the compiler would forget how it is aligned.
     base = staging + tl.multiple_of(tl.load(plane) - home, VECTOR)
     step = 1 if UNIT else tl.load(plane + 4)
 
@@ -119,20 +116,41 @@ def move(
     # Two conditions: the first is known when it is compiled, and then there is no such code.
     if STYLE != _NO_ROPE and not GATHER:  # noqa: SIM102
         if rotation >= 0 and tl.load(plane + 5) != 0:
-            cos = (tables + cos_at).to(tl.pointer_type(tl.float32)) + rotation * PAIRS
-            sin = (tables + sin_at).to(tl.pointer_type(tl.float32)) + rotation * PAIRS
-            if STYLE == _NEOX:
-                _rotate_halves(staging, base, inside, outside, live, cos, sin, step, ROTARY_OFFSET, PAIRS)
-            else:
-                _rotate_pairs(staging, base, inside, outside, live, cos, sin, step, ROTARY_OFFSET, PAIRS)
-            if 2 * PAIRS < SIZE:
-                _copy(staging, base, inside, outside, live, step, GATHER, SIZE, ROTARY_OFFSET, 2 * PAIRS)
+            cos, sin = tables + cos_at, tables + sin_at
+            _rotate(staging, base, inside, outside, live, cos, sin, rotation, step, STYLE, SIZE, ROTARY_OFFSET, PAIRS)
             return
     _copy(staging, base, inside, outside, live, step, GATHER, SIZE, 0, 0)
     if GATHER:
         # What other threads of this program have put into the slot is read.
         tl.debug_barrier()
         _add_terms(staging, tile, index, tables + sums_at, HEADS, SIZE, TILE_ROWS)
+
+
+@triton.jit
+def _rotate(
+    staging,
+    base,
+    inside,
+    outside,
+    live,
+    cosines,
+    sines,
+    rotation,
+    step,
+    STYLE: tl.constexpr,
+    SIZE: tl.constexpr,
+    OFFSET: tl.constexpr,
+    PAIRS: tl.constexpr,
+):
+    """Scatters, the rotary part rotated by row `rotation` of the tables."""
+    cos = cosines.to(tl.pointer_type(tl.float32)) + rotation * PAIRS
+    sin = sines.to(tl.pointer_type(tl.float32)) + rotation * PAIRS
+    if STYLE == _NEOX:
+        _rotate_halves(staging, base, inside, outside, live, cos, sin, step, OFFSET, PAIRS)
+    else:
+        _rotate_pairs(staging, base, inside, outside, live, cos, sin, step, OFFSET, PAIRS)
+    if 2 * PAIRS < SIZE:
+        _copy(staging, base, inside, outside, live, step, False, SIZE, OFFSET, 2 * PAIRS)
 
 
 @triton.jit
