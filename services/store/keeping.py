@@ -5,10 +5,10 @@ import threading
 from kvblend.v1 import common_pb2 as pb
 from services.common.checksums import checksum_of
 from services.common.logs import get_logger
-from services.store.answers import Answers
-from services.store.sessions import Sessions
+from services.store.leasing.sessions import Sessions
+from services.store.lookup.answers import Answers
 from services.store.state import StoreState
-from services.store.writes import Writes
+from services.store.writing.writes import Writes
 
 _log = get_logger("keeping")
 

@@ -16,16 +16,16 @@ from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import object_pb2
 from services.common.arena_format import FLAG_IN_L2, FLAG_PINNED, BlockState
 from services.common.failpoints import passage
-from services.store.arena_usage import ArenaUsage
-from services.store.blocks import BlockPool, Writer, block_bytes
+from services.store.arena.blocks import BlockPool, Writer, block_bytes
+from services.store.arena.scattered import in_the_way
+from services.store.arena.usage import ArenaUsage
 from services.store.catalog import Catalog, Chunk
-from services.store.changes import STORE_OWNER, Added, Change, Removed
 from services.store.eviction import FairShares
-from services.store.leases import HolderKey, LeaseTable, Objects, Ref
+from services.store.leasing.leases import HolderKey, LeaseTable, Objects, Ref
+from services.store.leasing.sampling import Sampler
 from services.store.names import ANY
 from services.store.objects import ChunkKey, ObjectKey, info_of
-from services.store.sampling import Sampler
-from services.store.scattered import in_the_way
+from services.store.publishing.changes import STORE_OWNER, Added, Change, Removed
 from services.store.stats import Stats
 from services.store.usage import Usage
 
@@ -34,7 +34,7 @@ _MOST_SPARED = 32
 
 
 class Outbox(Protocol):
-    """The store's stream of changes to the matchers' log (services/store/publisher.py). `append` never blocks."""
+    """The store's stream of changes to the matchers' log (publishing/publisher.py). `append` never blocks."""
 
     def append(self, change: Change) -> int: ...
 

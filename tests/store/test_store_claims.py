@@ -9,9 +9,9 @@ from store_kit import Segment, columns_of
 
 from kvblend.v1 import common_pb2 as pb
 from services.common.tokens import encode_u32
+from services.store.lookup.pieces import Piece
+from services.store.lookup.segments import claims_of
 from services.store.objects import ChunkKey
-from services.store.pieces import Piece
-from services.store.segments import claims_of
 
 PROMPT = 40
 QUERY: Any = SimpleNamespace(count=PROMPT, space=SimpleNamespace(space_id=b"s" * 16))

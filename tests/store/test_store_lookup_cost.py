@@ -11,8 +11,8 @@ from store_kit import CHUNK, SESSION, FakeMatcher, LocalStore, Segment, text
 
 from kvblend.v1 import store_pb2
 from services.common.tokens import encode_u32
-from services.store.leases import HolderKey
-from services.store.query import make_query
+from services.store.leasing.leases import HolderKey
+from services.store.lookup.query import make_query
 
 SMALL, LARGE = 32, 128
 

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvblend.v1 import common_pb2 as pb
+from services.store.lookup.pieces import Piece, Pieces
 from services.store.objects import ChunkKey
-from services.store.pieces import Piece, Pieces
 
 Claim = Piece[ChunkKey]
 

@@ -13,7 +13,7 @@ from services.common.errors import KvblendError
 from services.common.tokens import decode_tokens
 from services.store.check.findings import Check, Inspection, chunk_name
 from services.store.check.kinds import LOG_LACKS, LOG_OUT_OF_STEP
-from services.store.matchers import Matchers
+from services.store.lookup.matchers import Matchers
 from services.store.objects import ChunkInfo, ChunkKey
 
 # Tokens in one question: as large as a prompt.

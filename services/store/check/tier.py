@@ -8,10 +8,10 @@ from typing import TypeVar
 from kvblend.v1 import object_pb2
 from services.common.errors import KvblendError
 from services.store.catalog import Chunk
-from services.store.changes import Removed
 from services.store.check.findings import Check, Inspection, chunk_name
 from services.store.check.kinds import L2_MISSING, L2_TORN
 from services.store.objects import ChunkKey, ObjectKey, key_of
+from services.store.publishing.changes import Removed
 from services.store.tiers.base import Tier
 
 _CHUNKS = 64

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 
 from kvblend.v1 import object_pb2
-from services.store.changes import Added
 from services.store.check.findings import Check, Inspection, chunk_name
 from services.store.check.kinds import L2_UNKNOWN
 from services.store.check.log import Asker, Known, is_known_by_text, not_found, questions
 from services.store.check.tier import batches, find, walk
 from services.store.objects import ChunkKey, ObjectKey, info_of
+from services.store.publishing.changes import Added
 from services.store.tiers.base import Tier
 
 _CHUNKS = 64

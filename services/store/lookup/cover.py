@@ -7,7 +7,7 @@ import numpy as np
 
 from kvblend.v1 import common_pb2 as pb
 from services.store.catalog import Chunk
-from services.store.pieces import Pieces
+from services.store.lookup.pieces import Pieces
 
 
 class Cover:

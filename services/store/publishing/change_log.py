@@ -25,8 +25,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from services.common.failpoints import passage
-from services.store.changes import STORE_OWNER, Added, Change, Cleared
 from services.store.objects import ChunkKey
+from services.store.publishing.changes import STORE_OWNER, Added, Change, Cleared
 
 Snapshot = Callable[[], list[Added]]
 

@@ -23,9 +23,9 @@ from services.store.l2.fetching import Order
 from services.store.l2.found import L2Chunk
 from services.store.l2.patience import Patience
 from services.store.l2.second_tier import L2
+from services.store.lookup.pieces import Pieces
+from services.store.lookup.run import Run
 from services.store.objects import ChunkKey
-from services.store.pieces import Pieces
-from services.store.run import Run
 from services.store.state import StoreState
 
 # Of the chain's chunks so many are asked for at first.

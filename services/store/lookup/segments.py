@@ -17,9 +17,9 @@ from services.common.errors import KvblendError
 from services.common.identity import HASH_BYTES
 from services.common.tokens import TOKEN_BYTES, encode_u32
 from services.store.catalog import Chunk
+from services.store.lookup.pieces import Piece, Pieces
+from services.store.lookup.query import Query
 from services.store.objects import ChunkKey
-from services.store.pieces import Piece, Pieces
-from services.store.query import Query
 from services.store.state import StoreState
 
 Bytes = npt.NDArray[np.uint8]

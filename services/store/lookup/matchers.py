@@ -14,7 +14,7 @@ _CURRENT_SHARE = 0.5
 
 
 class Client(Protocol):
-    """All replicas (services/store/matcher_client.py). Calls raise KvblendError only; timeouts in seconds."""
+    """All replicas (services/store/lookup/matcher_client.py). Calls raise KvblendError only; timeouts in seconds."""
 
     def match(self, request: matcher_pb2.MatchRequest, timeout: float) -> matcher_pb2.MatchResponse: ...
 

@@ -12,14 +12,14 @@ from services.common.arena_format import FLAG_IN_L2, FLAG_PINNED, PAGE, BlockSta
 from services.common.failpoints import passage
 from services.common.identity import OBJECT_FORMAT_VERSION
 from services.common.logs import get_logger
-from services.store.arena import Arena
-from services.store.blocks import BlockPool
+from services.store.arena.arena import Arena
+from services.store.arena.blocks import BlockPool
+from services.store.arena.headers import HeaderTable
 from services.store.check.kinds import HEADER_DAMAGED, META_DAMAGED, META_DISAGREES
-from services.store.headers import HeaderTable
+from services.store.leasing.sessions import Sessions, is_held, sessions_on_disk
 from services.store.objects import info_of, key_of
-from services.store.sessions import Sessions, is_held, sessions_on_disk
 from services.store.state import StoreState
-from services.store.writes import Writes
+from services.store.writing.writes import Writes
 
 _log = get_logger("recovery")
 

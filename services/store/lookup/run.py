@@ -8,14 +8,14 @@ import numpy as np
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import store_pb2
 from services.common.tokens import encode_u32
-from services.store import prefix, segments
 from services.store.catalog import Chunk
-from services.store.cover import Cover
-from services.store.leased import object_columns
-from services.store.leases import HolderKey
+from services.store.leasing.leases import HolderKey
+from services.store.lookup import prefix, segments
+from services.store.lookup.cover import Cover
+from services.store.lookup.leased import object_columns
+from services.store.lookup.pieces import Piece, Pieces
+from services.store.lookup.query import Query
 from services.store.objects import ChunkKey
-from services.store.pieces import Piece, Pieces
-from services.store.query import Query
 from services.store.state import StoreState
 
 

@@ -12,8 +12,8 @@ from kvblend.v1 import common_pb2 as pb
 from services.common.identity import Chunk as ChainChunk
 from services.common.tokens import decode_tokens
 from services.store.catalog import Chunk
-from services.store.pieces import Pieces
-from services.store.query import Query
+from services.store.lookup.pieces import Pieces
+from services.store.lookup.query import Query
 from services.store.state import StoreState
 
 # Stored continuations of one chunk that are compared; the latest first.

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from services.common.populate import populate
-from services.store.numa import Placement, place
+from services.store.arena.numa import Placement, place
 
 _HUGE_SIZES = re.compile(r"^(?:ShmemPmdMapped|FilePmdMapped|Shared_Hugetlb|Private_Hugetlb):\s+(\d+) kB", re.MULTILINE)
 

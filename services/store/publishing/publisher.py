@@ -22,8 +22,8 @@ from services.common.errors import reason_of
 from services.common.failpoints import passage
 from services.common.logs import get_logger
 from services.common.metrics import counter, gauge
-from services.store.change_log import ChangeLog, Page, Snapshot
-from services.store.changes import Change, batches_of
+from services.store.publishing.change_log import ChangeLog, Page, Snapshot
+from services.store.publishing.changes import Change, batches_of
 
 RESETS = counter("kvblend_publisher_resets", "Times that the matchers' log had to be told everything.", ("why",))
 FAILURES = counter("kvblend_publisher_failures", "Pages without an answer.", ("reason",))

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from kvblend.v1 import store_pb2
-from services.store.blocks import BlockPool
+from services.store.arena.blocks import BlockPool
 from services.store.catalog import Chunk
 
 

@@ -22,8 +22,8 @@ from services.common.arena_format import (
     slab_path,
 )
 from services.common.logs import get_logger
-from services.store.memory import FileSystem, file_system, huge_page_bytes, reserve
-from services.store.numa import memory_nodes, placements
+from services.store.arena.memory import FileSystem, file_system, huge_page_bytes, reserve
+from services.store.arena.numa import memory_nodes, placements
 
 _log = get_logger("arena")
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Protocol
 
-from services.store.blocks import BlockPool
+from services.store.arena.blocks import BlockPool
 from services.store.catalog import Catalog, Chunk
 
 # What a byte costs whatever its age: of equally old neighbours fewer go.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from services.common.arena_format import PAGE
-from services.store.runs import FreeRuns
+from services.store.arena.free_runs import FreeRuns
 
 Place = tuple[int, int]
 

@@ -17,7 +17,7 @@ from services.common.identity import chain_chunks, chain_start, context_hash
 from services.common.tokens import TOKEN_BYTES, decode_tokens
 from services.store.objects import ChunkInfo, ChunkKey
 from services.store.spaces import ResolvedSpace
-from services.store.writes import Wish
+from services.store.writing.writes import Wish
 
 _MAX_DOCUMENT_BYTES = 256
 _DUPLICATES_SHARE = 0.1

@@ -2,9 +2,9 @@
 
 from kvblend.v1 import matcher_pb2, store_pb2
 from services.common.errors import KvblendError
-from services.store import prefix
-from services.store.matchers import Matchers
-from services.store.query import Query
+from services.store.lookup import prefix
+from services.store.lookup.matchers import Matchers
+from services.store.lookup.query import Query
 from services.store.state import StoreState
 
 

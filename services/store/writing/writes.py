@@ -16,9 +16,9 @@ from services.common.arena_format import BlockState
 from services.common.errors import KvblendError
 from services.common.failpoints import passage
 from services.common.identity import Chunk as ChainChunk
-from services.store.blocks import Writer, block_bytes
+from services.store.arena.blocks import Writer, block_bytes
 from services.store.catalog import Chunk, in_scope
-from services.store.leases import Ref
+from services.store.leasing.leases import Ref
 from services.store.names import MAX_NAMES
 from services.store.objects import ChunkInfo, ChunkKey, ObjectKey, info_of, meta_of
 from services.store.spaces import ResolvedSpace

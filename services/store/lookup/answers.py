@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from kvblend.v1 import store_pb2
 from services.common.errors import KvblendError
 from services.store.catalog import Chunk
-from services.store.leases import HolderKey
+from services.store.leasing.leases import HolderKey
 
 # (request id, attempt, digest of the question).
 _Name = tuple[str, int, bytes]

@@ -11,9 +11,9 @@ from services.common.arena_format import BlockState, meta_offset
 from services.common.failpoints import passage
 from services.common.logs import get_logger
 from services.store import names
-from services.store.allocator import Allocator, Place, page_round
-from services.store.arena import Arena
-from services.store.headers import HeaderTable
+from services.store.arena.allocator import Allocator, Place, page_round
+from services.store.arena.arena import Arena
+from services.store.arena.headers import HeaderTable
 
 _log = get_logger("blocks")
 

@@ -7,18 +7,18 @@ from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import matcher_pb2, store_pb2
 from services.common.columns import u32s
 from services.common.errors import KvblendError
-from services.store import segments
-from services.store.answers import Answer, Answers
-from services.store.changes import STORE_OWNER, Removed
 from services.store.l2.second_tier import L2
-from services.store.leased import object_columns
-from services.store.leases import HolderKey
-from services.store.matchers import Matchers
+from services.store.leasing.leases import HolderKey
+from services.store.lookup import segments
+from services.store.lookup.answers import Answer, Answers
+from services.store.lookup.leased import object_columns
+from services.store.lookup.matchers import Matchers
+from services.store.lookup.pieces import Pieces
+from services.store.lookup.prefetch import Prefetch
+from services.store.lookup.query import Query
+from services.store.lookup.run import Run
 from services.store.objects import ChunkKey
-from services.store.pieces import Pieces
-from services.store.prefetch import Prefetch
-from services.store.query import Query
-from services.store.run import Run
+from services.store.publishing.changes import STORE_OWNER, Removed
 from services.store.state import StoreState
 
 # Of the caller's time, kept for the way back.
