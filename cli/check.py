@@ -21,12 +21,14 @@ _NAMES = {
     store_pb2.CHECK_PART_OBJECTS: "objects",
     store_pb2.CHECK_PART_LOG: "matchers",
     store_pb2.CHECK_PART_L2: "L2",
+    store_pb2.CHECK_PART_L2_LOG: "matchers",
 }
 _WHAT = {
     store_pb2.CHECK_PART_BLOCKS: "chunks, headers and blocks",
     store_pb2.CHECK_PART_OBJECTS: "of KV and its descriptions",
     store_pb2.CHECK_PART_LOG: "chunks asked for by their text",
     store_pb2.CHECK_PART_L2: "marks and objects",
+    store_pb2.CHECK_PART_L2_LOG: "chunks of L2 asked for by their text",
 }
 
 Messages = Iterator[store_pb2.CheckStoreResponse]

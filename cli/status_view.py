@@ -98,7 +98,8 @@ def _tiers(store: store_pb2.GetStoreStatsResponse) -> Table:
         used = bar([(share, "█", "green" if share < 0.9 else "yellow")], _TIER_CELLS)
         gauge = Text.assemble(used, f" {share:4.0%}") if tier.capacity_bytes else Text("")
         name = _TIER_NAMES.get(tier.tier, str(tier.tier))
-        table.add_row(name, format_bytes(tier.used_bytes), capacity, gauge, f"{tier.objects:,}", state)
+        objects = f"{tier.objects:,}" if tier.objects or tier.tier == common_pb2.TIER_L1 else "?"
+        table.add_row(name, format_bytes(tier.used_bytes), capacity, gauge, objects, state)
     return table
 
 

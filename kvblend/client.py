@@ -78,11 +78,20 @@ class KvblendClient:
         handles: Sequence[agent_pb2.DeviceHandle],
         layout: agent_pb2.KvLayout,
         rank: pb.Rank | None = None,
+        semaphores: agent_pb2.DeviceHandle | None = None,
         timeout: float = 10.0,
     ) -> Result:
-        """Tells the agent where this engine's KV lives. Remembered: a restarted agent is told again."""
+        """Tells the agent where this engine's KV lives. Remembered: a restarted agent is told again.
+
+        `semaphores` is memory of u64 for retrieves in steps.
+        """
         request = agent_pb2.RegisterKvCacheRequest(
-            instance_id=self.instance_id, model_space=model_space, handles=handles, layout=layout, rank=rank
+            instance_id=self.instance_id,
+            model_space=model_space,
+            handles=handles,
+            layout=layout,
+            rank=rank,
+            semaphores=semaphores,
         )
         with self._registering:
             self._cache, self._rope = request, None
@@ -215,11 +224,14 @@ class KvblendClient:
         skip_first_tokens: int = 0,
         event: agent_pb2.Event | None = None,
         keep_leases: bool = False,
+        steps: agent_pb2.LayerSteps | None = None,
         timeout: float = 10.0,
     ) -> RetrieveResult:
         """Copies looked-up KV into this engine's slots (first_slot + query position), K rotated to its place.
 
-        Only ranges in `written` may be used; everything else must be computed.
+        Only ranges in `written` may be used; everything else must be computed. With `steps` the first layers may be
+        used before this returns, but what comes of it is thrown away if they are not `written`. Where this returns
+        neither `written` nor `failed` ranges the caller sets the semaphores that it waits for.
         """
         request = agent_pb2.RetrieveRequest(
             instance_id=self.instance_id,
@@ -229,6 +241,7 @@ class KvblendClient:
             skip_first_tokens=skip_first_tokens,
             event=event or agent_pb2.Event(kind=agent_pb2.EVENT_KIND_COMPLETE),
             keep_leases=keep_leases,
+            steps=steps,
         )
         response, reason, detail = self._connection.call(self._stub.Retrieve, request, timeout)
         if response is None:

@@ -5,6 +5,9 @@ handles = [cuda_handle(tensor.data_ptr(), tensor.nbytes) for tensor in kv_tensor
 done = torch.cuda.Event(interprocess=True)   # once
 done.record()                                # behind the work that the agent must wait for
 client.store(..., event=cuda_event(done.ipc_handle()))
+
+words = torch.zeros(steps, dtype=torch.int64, device="cuda")   # once; registered as `semaphores`
+wait_for_semaphore(stream.cuda_stream, words.data_ptr() + 8 * step, value)   # in front of the step's first layer
 """
 
 import ctypes
@@ -16,6 +19,7 @@ from kvblend.v1 import agent_pb2 as pb
 
 _HANDLE_BYTES = 64
 _DEVICE_ORDINAL = 9
+_AT_LEAST = 0
 
 
 class CudaUnavailable(RuntimeError):
@@ -51,6 +55,26 @@ def cuda_handle(address: int, nbytes: int) -> pb.DeviceHandle:
 def cuda_event(ipc_handle: bytes) -> pb.Event:
     """An interprocess event that has been recorded already. Engine and agent must share /dev/shm."""
     return pb.Event(kind=pb.EVENT_KIND_CUDA_IPC, handle=ipc_handle)
+
+
+def wait_for_semaphore(stream: int, address: int, value: int) -> None:
+    """What follows on the stream runs once the u64 at this address of the GPU is at least `value`.
+
+    Raises CudaUnavailable.
+    """
+    _call("cuStreamWaitValue64_v2", *_word(stream, address, value), ctypes.c_uint(_AT_LEAST))
+
+
+def set_semaphore(stream: int, address: int, value: int) -> None:
+    """Sets it, in the stream's order: for what an agent did not answer. The stream must not be one that waits for it.
+
+    Raises CudaUnavailable.
+    """
+    _call("cuStreamWriteValue64_v2", *_word(stream, address, value), ctypes.c_uint(0))
+
+
+def _word(stream: int, address: int, value: int) -> tuple[Any, Any, Any]:
+    return ctypes.c_void_p(stream), ctypes.c_uint64(address), ctypes.c_uint64(value)
 
 
 def _uuid_at(address: int) -> str:

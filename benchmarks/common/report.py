@@ -75,6 +75,8 @@ def show_targets(console: Console, targets: list[Row]) -> None:
 def figure(value: Any) -> str:
     if value is None:
         return "-"
+    if isinstance(value, str):
+        return value
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, dict):

@@ -16,10 +16,10 @@ from benchmarks.common.screen import Screen
 from benchmarks.gpu.arena import BenchArena
 from benchmarks.gpu.ceilings import link
 from benchmarks.gpu.engine import parse_handles
-from benchmarks.gpu.shapes import BLOCK_TOKENS, CHUNK_BYTES, CHUNK_TOKENS, block_table, kv_shape, model_space
+from benchmarks.gpu.shapes import BLOCK_TOKENS, CHUNK_BYTES, CHUNK_TOKENS, LAYERS, block_table, kv_shape, model_space
 from kvblend.layouts import build_layout
 from kvblend.v1 import common_pb2 as common
-from services.gpu_agent.devices.base import KvMemory, Piece
+from services.gpu_agent.devices.base import KvMemory, Piece, Steps, Transfer
 from services.gpu_agent.devices.cuda.device import CudaDevice
 from services.gpu_agent.devices.cuda.driver import Driver
 from services.gpu_agent.devices.cuda.lane import Lane
@@ -29,6 +29,13 @@ from services.gpu_agent.rope import RopeSpec, rope_spec
 _SIZES = (1, 8, 32, 128)
 _SHIFT = 12_345
 _STAGING = 32 << 20
+# (what, by how many positions K is moved, with checksums): every store has them, of retrieves a sample.
+_WAYS = (
+    ("retrieve", 0, False),
+    ("retrieve shifted", _SHIFT, False),
+    ("retrieve verified", _SHIFT, True),
+    ("store", 0, True),
+)
 
 
 @dataclass(frozen=True)
@@ -39,7 +46,7 @@ class Bench:
     rope: RopeSpec
     slots: np.ndarray[Any, np.dtype[np.int64]]
 
-    def pieces(self, chunks: int, delta: int, tokens: int = CHUNK_TOKENS) -> list[Piece]:
+    def pieces(self, chunks: int, delta: int, tokens: int = CHUNK_TOKENS, *, checked: bool = False) -> list[Piece]:
         return [
             Piece(
                 self.arena.memory[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES],
@@ -47,12 +54,16 @@ class Bench:
                 0,
                 self.slots[number * CHUNK_TOKENS : number * CHUNK_TOKENS + tokens],
                 delta,
+                checked,
             )
             for number in range(chunks)
         ]
 
     def retrieve(self, pieces: list[Piece]) -> None:
         self.memory.scatter(0, pieces, self.rope, lambda: None)
+
+    def retrieve_in_steps(self, pieces: list[Piece], steps: int) -> None:
+        self.memory.scatter_in_steps([Transfer(0, pieces, self.rope)], Steps(steps, 0, 1), lambda: None)
 
     def store(self, pieces: list[Piece]) -> None:
         self.memory.gather(0, pieces, lambda: None)
@@ -63,10 +74,10 @@ def bench(device: CudaDevice, arrangement: str, chunks: int) -> Iterator[Bench]:
     """An engine process with memory for `chunks` chunks, opened by this one, and an arena for them, registered."""
     command = (sys.executable, ["benchmarks.gpu.engine", arrangement, str(chunks)])
     with piped({"engine": command}) as started, BenchArena(chunks * CHUNK_BYTES, device) as arena:
-        handles = parse_handles(started["engine"].ask("handles")["handles"])
+        *handles, semaphores = parse_handles(started["engine"].ask("handles")["handles"])
         space = model_space()
         layout = check_layout(build_layout(arrangement, kv_shape(arrangement, chunks)), handles, space, common.Rank())
-        memory = device.open(handles, layout)
+        memory = device.open(handles, layout, semaphores)
         rope = rope_spec(space.groups[0].rope)
         memory.prepare([rope])
         if not device.host.wait(60):
@@ -111,13 +122,14 @@ def run(quick: bool, screen: Screen) -> dict[str, Any]:
             for chunks in sizes:
                 links.append(link(made.arena, driver))
                 rows += _rows(made, arrangement, chunks, links[-1], 3 if quick else 9)
-                for row in rows[-3:]:
+                for row in rows[-len(_WAYS) :]:
                     screen.line(
-                        f"{row['what']:>16} {arrangement:>10} {chunks:>4} chunks: {row['gbs']:.1f} GB/s, "
+                        f"{row['what']:>17} {arrangement:>10} {chunks:>4} chunks: {row['gbs']:.1f} GB/s, "
                         f"{row['fraction_of_link']:.3f} of the link, wall + {row['wall_added_ms']:.2f} ms"
                     )
             if arrangement == "paged_nhd":
-                figures["both_directions_gbs"] = _both(made, min(16, sizes[-1]))
+                figures["steps"] = list(_in_steps(made, links, sizes, screen))
+                figures["both_directions_gbs"] = _both(made, min(16, sizes[-1] // 2))
                 figures["half_of_each_chunk"] = _halves(made, min(32, sizes[-1]))
                 figures["not_registered_gbs"] = _cold(made, min(8, sizes[-1]))
     device.close()
@@ -128,8 +140,8 @@ def _rows(
     made: Bench, arrangement: str, chunks: int, ceiling: dict[str, float], times: int
 ) -> Iterator[dict[str, Any]]:
     nbytes = chunks * CHUNK_BYTES
-    for what, delta in (("retrieve", 0), ("retrieve shifted", _SHIFT), ("store", 0)):
-        pieces = made.pieces(chunks, delta)
+    for what, delta, checked in _WAYS:
+        pieces = made.pieces(chunks, delta, checked=checked)
         store = what == "store"
         lane = made.device.outbound if store else made.device.inbound
         move = made.store if store else made.retrieve
@@ -142,6 +154,21 @@ def _rows(
             **found,
             "fraction_of_link": found["gbs"] / best,
         }
+
+
+def _in_steps(
+    made: Bench, links: list[dict[str, float]], sizes: tuple[int, ...], screen: Screen
+) -> Iterator[dict[str, Any]]:
+    """Layer by layer, in pieces of so many bytes; K is moved."""
+    for chunks, best in zip(sizes, links, strict=True):
+        for steps in (LAYERS // 4, LAYERS):
+            pieces = made.pieces(chunks, _SHIFT)
+            move = lambda: made.retrieve_in_steps(pieces, steps)  # noqa: B023, E731
+            found = timed(move, made.device.inbound, chunks * CHUNK_BYTES, chunks, 5)
+            fraction = found["gbs"] / best["to_gpu"]
+            piece = CHUNK_BYTES // steps
+            screen.line(f"{steps:>3} steps {chunks:>4} chunks, pieces of {piece >> 10} KiB: {fraction:.3f} of the link")
+            yield {"chunks": chunks, "steps": steps, "piece_bytes": piece, **found, "fraction_of_link": fraction}
 
 
 def _both(made: Bench, chunks: int) -> float:

@@ -1,6 +1,6 @@
 """python -m benchmarks.gpu.engine ARRANGEMENT CHUNKS: an engine that owns KV memory for so many chunks.
 
-Any line on its input is answered with the handles of its memory.
+Any line on its input is answered with the handles of its memory, the last that of semaphores.
 """
 
 import base64
@@ -9,7 +9,7 @@ import sys
 
 import torch
 
-from benchmarks.gpu.shapes import kv_shape
+from benchmarks.gpu.shapes import SEMAPHORES, kv_shape
 from kvblend.cuda_memory import cuda_handle
 from kvblend.layouts import buffer_bytes
 from kvblend.v1 import agent_pb2 as pb
@@ -20,6 +20,7 @@ def main(arrangement: str, chunks: int) -> None:
         torch.randint(0, 127, (size,), dtype=torch.uint8, device="cuda")
         for size in buffer_bytes(arrangement, kv_shape(arrangement, chunks))
     ]
+    buffers.append(torch.zeros(8 * SEMAPHORES, dtype=torch.uint8, device="cuda"))
     torch.cuda.synchronize()
     handles = [cuda_handle(buffer.data_ptr(), buffer.nbytes) for buffer in buffers]
     raw = [base64.b64encode(handle.SerializeToString()).decode() for handle in handles]

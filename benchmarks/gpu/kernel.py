@@ -14,6 +14,14 @@ from services.gpu_agent.devices.cuda.lane import MAX_PAIRS
 from services.gpu_agent.devices.cuda.memory import CudaKvMemory
 
 _CHUNKS = 16
+_SHIFT = 12_345
+# (what, by how many positions K is moved, with checksums)
+_WAYS = (
+    ("scatter", 0, False),
+    ("scatter and rotate", _SHIFT, False),
+    ("scatter, rotate and verify", _SHIFT, True),
+    ("gather", 0, True),
+)
 
 
 def run(quick: bool, screen: Screen) -> dict[str, Any]:
@@ -26,8 +34,9 @@ def run(quick: bool, screen: Screen) -> dict[str, Any]:
     for arrangement in ("paged_nhd", "paged_hnd"):
         with bench(device, arrangement, chunks) as made:
             assert isinstance(made.memory, CudaKvMemory)
-            for what, delta in (("scatter", 0), ("scatter and rotate", 12_345), ("gather", 0)):
-                (batch,) = made.memory.batches(0, made.rope, nbytes).of(made.pieces(chunks, delta))
+            for what, delta, checked in _WAYS:
+                pieces = made.pieces(chunks, delta, checked=checked)
+                (batch,) = made.memory.batches(0, made.rope, nbytes).of(pieces)
                 launch = made.memory.launch(0, made.rope, gather=what == "gather")
                 host = torch.empty(table_bytes(MAX_PAIRS), dtype=torch.uint8)
                 packed = pack(batch, host.numpy())
@@ -36,7 +45,7 @@ def run(quick: bool, screen: Screen) -> dict[str, Any]:
                 grid = (len(batch.tiles), batch.most_planes)
                 found = 2 * nbytes / seconds(lambda: launch(staging, tables, packed, grid)) / 1e9  # noqa: B023
                 figures[f"{what}, {arrangement}"] = {"gbs": found, "of_device_copy": found / copy}
-                screen.line(f"{what:>20} {arrangement}: {found:.0f} GB/s, {found / copy:.2f} of device copy")
+                screen.line(f"{what:>26} {arrangement}: {found:.0f} GB/s, {found / copy:.2f} of device copy")
     figures["naive"] = _naive(min(chunks, 8))
     device.close()
     return figures

@@ -8,6 +8,8 @@ from kvblend.v1 import common_pb2 as common
 LAYERS, HEADS, SIZE = 32, 8, 128
 CHUNK_TOKENS = 256
 BLOCK_TOKENS = 16
+# One for each layer.
+SEMAPHORES = LAYERS
 CHUNK_BYTES = LAYERS * 2 * CHUNK_TOKENS * HEADS * SIZE * 2
 DTYPE = common.DTYPE_BFLOAT16
 

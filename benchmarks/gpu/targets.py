@@ -7,11 +7,12 @@ from typing import Any
 from benchmarks.common.targets import Row, Target, at_least, at_most, entry, one
 
 _BOUNDS = {8: 0.95, 32: 0.98, 128: 0.98}
+_STEPS = 0.80
 _RPC_MS = 1.5
 
 
 def targets(sections: dict[str, Row], _facts: Row) -> list[Row]:
-    return [entry(target, sections) for target in (*_link(), *_kernels(), *_calls())]
+    return [entry(target, sections) for target in (*_link(), *_steps(), *_kernels(), *_calls())]
 
 
 def _link() -> Iterator[Target]:
@@ -29,8 +30,19 @@ def _fraction(sections: dict[str, Row], chunks: int, what: str) -> Any:
     )
 
 
+def _steps() -> Iterator[Target]:
+    """From 1 MiB a piece on."""
+    for chunks in _BOUNDS:
+        yield at_least(f"layer by layer, {chunks} chunks, of the link", _STEPS, partial(_stepped, chunks=chunks))
+
+
+def _stepped(sections: dict[str, Row], chunks: int) -> Any:
+    rows = [row for row in sections["copies"]["steps"] if row["chunks"] == chunks]
+    return min(row["fraction_of_link"] for row in rows)
+
+
 def _kernels() -> Iterator[Target]:
-    for what in ("scatter", "scatter and rotate", "gather"):
+    for what in ("scatter", "scatter and rotate", "scatter, rotate and verify", "gather"):
         yield at_least(f"{what}, paged, of device copy", 0.7, partial(_of_copy, what=what))
 
 
@@ -39,10 +51,11 @@ def _of_copy(sections: dict[str, Row], what: str) -> Any:
 
 
 def _calls() -> Iterator[Target]:
-    yield at_most("retrieve over RPC, 8 chunks, ms more than the copy", _RPC_MS, _added)
+    for what in ("retrieve", "store"):
+        yield at_most(f"{what} over RPC, 8 chunks, ms more than the copy", _RPC_MS, partial(_added, what=what))
 
 
-def _added(sections: dict[str, Row]) -> Any:
-    copied = one(sections["copies"]["rows"], chunks=8, what="retrieve", arrangement="paged_nhd")
+def _added(sections: dict[str, Row], what: str) -> Any:
+    copied = one(sections["copies"]["rows"], chunks=8, what=what, arrangement="paged_nhd")
     called = one(sections["calls"]["rows"], chunks=8)
-    return called["retrieve_ms"] - 8 * sections["copies"]["chunk_bytes"] / copied["gbs"] / 1e6
+    return called[f"{what}_ms"] - 8 * sections["copies"]["chunk_bytes"] / copied["gbs"] / 1e6

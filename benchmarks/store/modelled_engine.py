@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import store_pb2, store_pb2_grpc
 from services.common.arena_format import SessionFile, slab_path
 from services.common.channels import open_channel
+from services.common.checksums import checksum_of
 from services.common.columns import hashes, u32s, u64s
 from services.common.identity import HASH_BYTES
 
@@ -112,7 +112,7 @@ class ModelledEngine:
                 view = self._view(place)
                 view[:] = np.frombuffer(chunk.chain_hash * (len(view) // len(chunk.chain_hash)), np.uint8)
                 ref = store_pb2.ObjectRef(header=place.header, generation=place.generation)
-                checksum = xxhash.xxh3_64_intdigest(view.data)
+                checksum = checksum_of(view.data)
                 written.append(store_pb2.WrittenObject(object=ref, checksum=checksum))
         self.stub.Commit(
             store_pb2.CommitRequest(session_id=self._session, reservation_id=reserved.reservation_id, written=written),
@@ -141,8 +141,8 @@ class ModelledEngine:
         if objects:
             self._copy(key, objects)
         copied = time.perf_counter()
-        self.stub.EndRequest(
-            store_pb2.EndRequestRequest(session_id=self._session, request_id=key.request_id), timeout=_CALL_SECONDS
+        self.stub.EndRequests(
+            store_pb2.EndRequestsRequest(session_id=self._session, request_ids=[key.request_id]), timeout=_CALL_SECONDS
         )
         return Found(looked - start, copied - looked, parts[-1].summary)
 

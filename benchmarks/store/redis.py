@@ -30,6 +30,7 @@ from benchmarks.common.targets import Row, Target, one
 from benchmarks.store.redis_process import running_redis
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import object_pb2
+from services.common.checksums import checksum_of
 from services.common.identity import OBJECT_FORMAT_VERSION
 from services.store.l2.batches import MOST_BYTES
 from services.store.objects import ChunkKey, ObjectKey
@@ -119,7 +120,7 @@ def _meta(key: ObjectKey, data: memoryview) -> object_pb2.ObjectMeta:
         chain_hash=key.chunk.chain_hash,
         tokens=bytes(1024),
         payload_bytes=len(data),
-        checksum=xxhash.xxh3_64_intdigest(data),
+        checksum=checksum_of(data),
     )
 
 

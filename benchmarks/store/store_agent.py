@@ -8,12 +8,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import xxhash
-
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import store_pb2, store_pb2_grpc
 from services.common.arena_format import SessionFile, slab_path
 from services.common.channels import open_channel
+from services.common.checksums import checksum_of
 
 _CALL_SECONDS = 60.0
 
@@ -62,7 +61,7 @@ class StoreAgent:
         return summary
 
     def end(self, request_id: str) -> None:
-        self.call("EndRequest", request_id=request_id)
+        self.call("EndRequests", request_ids=[request_id])
 
     def store(self, request_id: str, **fields: object) -> tuple[int, pb.StreamPosition]:
         """Reserves, writes what is granted, commits: (bytes of KV written, where the matchers learn of it)."""
@@ -81,7 +80,7 @@ class StoreAgent:
         start = place.offset
         self._slab(place.slab)[start : start + len(data)] = data
         ref = store_pb2.ObjectRef(header=place.header, generation=place.generation)
-        return store_pb2.WrittenObject(object=ref, checksum=xxhash.xxh3_64_intdigest(data))
+        return store_pb2.WrittenObject(object=ref, checksum=checksum_of(data))
 
     def _slab(self, slab: int) -> mmap.mmap:
         if slab not in self._slabs:

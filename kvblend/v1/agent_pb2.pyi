@@ -118,18 +118,20 @@ class KvLayout(_message.Message):
     def __init__(self, block_tokens: _Optional[int] = ..., blocks: _Optional[int] = ..., dtype: _Optional[_Union[_common_pb2.Dtype, str]] = ..., planes: _Optional[_Iterable[_Union[Plane, _Mapping]]] = ...) -> None: ...
 
 class RegisterKvCacheRequest(_message.Message):
-    __slots__ = ("instance_id", "model_space", "rank", "handles", "layout")
+    __slots__ = ("instance_id", "model_space", "rank", "handles", "layout", "semaphores")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_SPACE_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     HANDLES_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    SEMAPHORES_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     model_space: _common_pb2.ModelSpace
     rank: _common_pb2.Rank
     handles: _containers.RepeatedCompositeFieldContainer[DeviceHandle]
     layout: KvLayout
-    def __init__(self, instance_id: _Optional[str] = ..., model_space: _Optional[_Union[_common_pb2.ModelSpace, _Mapping]] = ..., rank: _Optional[_Union[_common_pb2.Rank, _Mapping]] = ..., handles: _Optional[_Iterable[_Union[DeviceHandle, _Mapping]]] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ...) -> None: ...
+    semaphores: DeviceHandle
+    def __init__(self, instance_id: _Optional[str] = ..., model_space: _Optional[_Union[_common_pb2.ModelSpace, _Mapping]] = ..., rank: _Optional[_Union[_common_pb2.Rank, _Mapping]] = ..., handles: _Optional[_Iterable[_Union[DeviceHandle, _Mapping]]] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., semaphores: _Optional[_Union[DeviceHandle, _Mapping]] = ...) -> None: ...
 
 class RegisterKvCacheResponse(_message.Message):
     __slots__ = ("boot_id", "model_space_id", "chunk_tokens", "hash_version", "object_format_version", "epoch", "store")
@@ -322,7 +324,7 @@ class ReleaseLookupResponse(_message.Message):
     def __init__(self, released: _Optional[int] = ...) -> None: ...
 
 class RetrieveRequest(_message.Message):
-    __slots__ = ("instance_id", "request", "slots", "ranges", "skip_first_tokens", "event", "keep_leases")
+    __slots__ = ("instance_id", "request", "slots", "ranges", "skip_first_tokens", "event", "keep_leases", "steps")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -330,6 +332,7 @@ class RetrieveRequest(_message.Message):
     SKIP_FIRST_TOKENS_FIELD_NUMBER: _ClassVar[int]
     EVENT_FIELD_NUMBER: _ClassVar[int]
     KEEP_LEASES_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     request: _common_pb2.RequestKey
     slots: SlotMap
@@ -337,7 +340,18 @@ class RetrieveRequest(_message.Message):
     skip_first_tokens: int
     event: Event
     keep_leases: bool
-    def __init__(self, instance_id: _Optional[str] = ..., request: _Optional[_Union[_common_pb2.RequestKey, _Mapping]] = ..., slots: _Optional[_Union[SlotMap, _Mapping]] = ..., ranges: _Optional[_Iterable[_Union[TokenRange, _Mapping]]] = ..., skip_first_tokens: _Optional[int] = ..., event: _Optional[_Union[Event, _Mapping]] = ..., keep_leases: bool = ...) -> None: ...
+    steps: LayerSteps
+    def __init__(self, instance_id: _Optional[str] = ..., request: _Optional[_Union[_common_pb2.RequestKey, _Mapping]] = ..., slots: _Optional[_Union[SlotMap, _Mapping]] = ..., ranges: _Optional[_Iterable[_Union[TokenRange, _Mapping]]] = ..., skip_first_tokens: _Optional[int] = ..., event: _Optional[_Union[Event, _Mapping]] = ..., keep_leases: bool = ..., steps: _Optional[_Union[LayerSteps, _Mapping]] = ...) -> None: ...
+
+class LayerSteps(_message.Message):
+    __slots__ = ("count", "first", "value")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    first: int
+    value: int
+    def __init__(self, count: _Optional[int] = ..., first: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
 
 class FailedRange(_message.Message):
     __slots__ = ("range", "reason")

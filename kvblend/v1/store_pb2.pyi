@@ -31,6 +31,7 @@ class CheckPart(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CHECK_PART_OBJECTS: _ClassVar[CheckPart]
     CHECK_PART_LOG: _ClassVar[CheckPart]
     CHECK_PART_L2: _ClassVar[CheckPart]
+    CHECK_PART_L2_LOG: _ClassVar[CheckPart]
 STORE_KIND_UNSPECIFIED: StoreKind
 STORE_KIND_PROMPT: StoreKind
 STORE_KIND_DOCUMENT: StoreKind
@@ -46,6 +47,7 @@ CHECK_PART_BLOCKS: CheckPart
 CHECK_PART_OBJECTS: CheckPart
 CHECK_PART_LOG: CheckPart
 CHECK_PART_L2: CheckPart
+CHECK_PART_L2_LOG: CheckPart
 
 class SessionRequest(_message.Message):
     __slots__ = ("session_id", "agent")
@@ -267,15 +269,15 @@ class ReleaseLeasesResponse(_message.Message):
     released: int
     def __init__(self, released: _Optional[int] = ...) -> None: ...
 
-class EndRequestRequest(_message.Message):
-    __slots__ = ("session_id", "request_id")
+class EndRequestsRequest(_message.Message):
+    __slots__ = ("session_id", "request_ids")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
-    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
-    request_id: str
-    def __init__(self, session_id: _Optional[bytes] = ..., request_id: _Optional[str] = ...) -> None: ...
+    request_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, session_id: _Optional[bytes] = ..., request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
-class EndRequestResponse(_message.Message):
+class EndRequestsResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

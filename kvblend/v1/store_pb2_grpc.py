@@ -66,10 +66,10 @@ class StoreServiceStub(object):
                 request_serializer=kvblend_dot_v1_dot_store__pb2.ReleaseLeasesRequest.SerializeToString,
                 response_deserializer=kvblend_dot_v1_dot_store__pb2.ReleaseLeasesResponse.FromString,
                 _registered_method=True)
-        self.EndRequest = channel.unary_unary(
-                '/kvblend.v1.StoreService/EndRequest',
-                request_serializer=kvblend_dot_v1_dot_store__pb2.EndRequestRequest.SerializeToString,
-                response_deserializer=kvblend_dot_v1_dot_store__pb2.EndRequestResponse.FromString,
+        self.EndRequests = channel.unary_unary(
+                '/kvblend.v1.StoreService/EndRequests',
+                request_serializer=kvblend_dot_v1_dot_store__pb2.EndRequestsRequest.SerializeToString,
+                response_deserializer=kvblend_dot_v1_dot_store__pb2.EndRequestsResponse.FromString,
                 _registered_method=True)
         self.Reserve = channel.unary_unary(
                 '/kvblend.v1.StoreService/Reserve',
@@ -164,8 +164,8 @@ class StoreServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def EndRequest(self, request, context):
-        """Everything of a request ends. Idempotent.
+    def EndRequests(self, request, context):
+        """Everything of these requests ends. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -263,10 +263,10 @@ def add_StoreServiceServicer_to_server(servicer, server):
                     request_deserializer=kvblend_dot_v1_dot_store__pb2.ReleaseLeasesRequest.FromString,
                     response_serializer=kvblend_dot_v1_dot_store__pb2.ReleaseLeasesResponse.SerializeToString,
             ),
-            'EndRequest': grpc.unary_unary_rpc_method_handler(
-                    servicer.EndRequest,
-                    request_deserializer=kvblend_dot_v1_dot_store__pb2.EndRequestRequest.FromString,
-                    response_serializer=kvblend_dot_v1_dot_store__pb2.EndRequestResponse.SerializeToString,
+            'EndRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndRequests,
+                    request_deserializer=kvblend_dot_v1_dot_store__pb2.EndRequestsRequest.FromString,
+                    response_serializer=kvblend_dot_v1_dot_store__pb2.EndRequestsResponse.SerializeToString,
             ),
             'Reserve': grpc.unary_unary_rpc_method_handler(
                     servicer.Reserve,
@@ -489,7 +489,7 @@ class StoreService(object):
             _registered_method=True)
 
     @staticmethod
-    def EndRequest(request,
+    def EndRequests(request,
             target,
             options=(),
             channel_credentials=None,
@@ -502,9 +502,9 @@ class StoreService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/kvblend.v1.StoreService/EndRequest',
-            kvblend_dot_v1_dot_store__pb2.EndRequestRequest.SerializeToString,
-            kvblend_dot_v1_dot_store__pb2.EndRequestResponse.FromString,
+            '/kvblend.v1.StoreService/EndRequests',
+            kvblend_dot_v1_dot_store__pb2.EndRequestsRequest.SerializeToString,
+            kvblend_dot_v1_dot_store__pb2.EndRequestsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -123,6 +123,9 @@ class CatalogView:
     def generation(self, header: int) -> int:
         return int(self._generation[header])
 
+    def generations(self, headers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return self._generation[headers].astype(np.int64)
+
     def state(self, header: int) -> BlockState:
         return BlockState(int(self._state[header]))
 

@@ -12,6 +12,7 @@ from importlib import metadata
 
 from kvblend.v1 import common_pb2 as pb
 from services.common.config import ServiceSettings
+from services.common.heap import keep_freed_memory
 from services.common.logs import configure_logs, get_logger
 from services.common.metrics import serve_metrics
 from services.common.server import GrpcServer
@@ -51,6 +52,7 @@ def run_service(settings: ServiceSettings, build: Build) -> None:
     """
     configure_logs(settings.service, settings.log_level, settings.log_json)
     gc.set_threshold(*_COLLECTOR)
+    keep_freed_memory()
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())

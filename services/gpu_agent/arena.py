@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from kvblend.v1 import common_pb2 as common
-from kvblend.v1 import store_pb2 as store
 from services.common.arena_format import open_catalog, slab_path
+from services.common.columns import Numbers
 from services.gpu_agent.devices.base import Bytes, Device
 
 
@@ -31,19 +31,19 @@ class Arena:
         self._mapping = threading.Lock()
         self._slabs: dict[int, Bytes] = {}
 
-    def block(self, place: store.ObjectPlace) -> Bytes:
+    def block(self, header: int, slab: int, offset: int, payload_bytes: int) -> Bytes:
         """The payload of an object, [payload_bytes] uint8, in the arena itself.
 
         Raises:
             ValueError: the place lies outside the arena.
             OSError: its slab cannot be mapped.
         """
-        if place.header >= self._catalog.header_count or place.slab >= self._catalog.slabs:
-            raise ValueError(f"header {place.header} or slab {place.slab} is not in the arena")
-        end = place.offset + place.payload_bytes
-        if end > self._catalog.slab_bytes or not place.payload_bytes:
-            raise ValueError(f"bytes {place.offset} to {end} are not in a slab of {self._catalog.slab_bytes}")
-        return self._slab(place.slab)[place.offset : end]
+        if header >= self._catalog.header_count or slab >= self._catalog.slabs:
+            raise ValueError(f"header {header} or slab {slab} is not in the arena")
+        end = offset + payload_bytes
+        if end > self._catalog.slab_bytes or not payload_bytes:
+            raise ValueError(f"bytes {offset} to {end} are not in a slab of {self._catalog.slab_bytes}")
+        return self._slab(slab)[offset:end]
 
     def map_all(self) -> None:
         """Maps every slab now, for a device that needs time with them. Raises OSError, ValueError."""
@@ -66,13 +66,12 @@ class Arena:
         finally:
             os.close(descriptor)
 
-    def staleness(self, place: store.ObjectPlace) -> common.Reason:
-        """Why a block may no longer be what it was; REASON_UNSPECIFIED: it is. Ask after the last byte."""
+    def staleness(self, headers: Numbers, generations: Numbers) -> Numbers:
+        """Why blocks may no longer be what they were; REASON_UNSPECIFIED: they are. Ask after the last byte."""
         if self._catalog.epoch != self.epoch:
-            return common.REASON_STALE_EPOCH
-        if self._catalog.generation(place.header) != place.generation:
-            return common.REASON_STALE_GENERATION
-        return common.REASON_UNSPECIFIED
+            return np.full(len(headers), common.REASON_STALE_EPOCH, np.int64)
+        same = self._catalog.generations(headers) == generations
+        return np.where(same, common.REASON_UNSPECIFIED, common.REASON_STALE_GENERATION)
 
     def close(self) -> None:
         """Gives the maps back; no copy may be running."""

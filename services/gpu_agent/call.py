@@ -30,6 +30,11 @@ class Call:
         """What is left, but no less than `seconds`: for a call whose outcome must be known."""
         return max(seconds, self._deadline - time.monotonic())
 
+    def when_answered(self, work: Callable[[], None]) -> None:
+        """Soon after the answer has left, or nobody waits for it any more. `work` must not take long."""
+        if not self._context.add_callback(work):
+            work()
+
     def watch(self) -> None:
         """Raises Stopped when the copy has lost its purpose."""
         if time.monotonic() > self._deadline:

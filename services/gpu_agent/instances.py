@@ -1,7 +1,7 @@
 """Registered KV caches: one engine instance's memory, space and facts, from registration to its end."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -10,7 +10,7 @@ from kvblend.v1 import common_pb2 as common
 from kvblend.v1 import store_pb2 as store
 from services.common.errors import KvblendError
 from services.common.logs import get_logger
-from services.gpu_agent.devices.base import Device, KvMemory, Stopped
+from services.gpu_agent.devices.base import SEMAPHORE_BYTES, Device, KvMemory, Stopped
 from services.gpu_agent.layouts import Layout, check_layout
 from services.gpu_agent.rope import RopeSpec, rope_spec
 
@@ -148,7 +148,7 @@ class Instances:
                 space=request.model_space,
                 rank=request.rank,
                 layout=layout,
-                memory=self._open(request.handles, layout, ropes),
+                memory=self._open(request, layout, ropes),
                 facts=facts,
                 ropes=ropes,
                 handles=[handle.handle for handle in request.handles],
@@ -164,8 +164,11 @@ class Instances:
                 self._on_end(instance.instance_id, instance.owner)
         return instance
 
-    def _open(self, handles: Sequence[pb.DeviceHandle], layout: Layout, ropes: list[RopeSpec]) -> KvMemory:
-        memory = self._device.open(handles, layout)
+    def _open(self, request: pb.RegisterKvCacheRequest, layout: Layout, ropes: list[RopeSpec]) -> KvMemory:
+        semaphores = request.semaphores if request.HasField("semaphores") else None
+        if semaphores is not None and (semaphores.allocation_offset % SEMAPHORE_BYTES or not semaphores.bytes):
+            raise KvblendError("HANDLE_UNUSABLE", f"semaphores must be u64 at a multiple of {SEMAPHORE_BYTES} bytes")
+        memory = self._device.open(request.handles, layout, semaphores)
         try:
             memory.prepare(ropes)
         except BaseException:

@@ -2,9 +2,10 @@
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 
 import grpc
 
@@ -14,8 +15,10 @@ from kvblend.v1 import store_pb2 as store
 from services.common.columns import u32s
 from services.common.errors import KvblendError
 from services.common.logs import get_logger
+from services.gpu_agent.endings import Endings
 from services.gpu_agent.instances import Instance
-from services.gpu_agent.plan import NOTHING, Plan, Ref, refs_of
+from services.gpu_agent.leased import Ref, object_refs, refs_of
+from services.gpu_agent.plan import NOTHING, Plan
 from services.gpu_agent.ranges import Range
 from services.gpu_agent.requests import LookupJob
 from services.gpu_agent.sessions import StoreLink, StoreSession
@@ -26,7 +29,6 @@ _log = get_logger("lookups")
 # (owner, instance id, request id)
 Key = tuple[str, str, str]
 
-_QUIET_SECONDS = 5.0
 _RELEASE_SECONDS = 2.0
 
 # Failures of the store that are no errors of a lookup: there is just nothing to reuse.
@@ -53,7 +55,8 @@ class Lookups:
         self._settling: dict[Key, Future[None]] = {}
         self._running = ThreadPoolExecutor(threads, thread_name_prefix="lookup")
         # Apart from the lookups, so that leases are given back however many of those wait.
-        self._ending = ThreadPoolExecutor(4, thread_name_prefix="release")
+        self._releasing = ThreadPoolExecutor(4, thread_name_prefix="release")
+        self._endings = Endings(link)
 
     def start_or_join(
         self, key: Key, instance: Instance, request: pb.AgentServiceLookupRequest, prompt: bytes, timeout: float
@@ -111,6 +114,7 @@ class Lookups:
         unused: list[Ref] | None = None
         try:
             if before is not None:
+                self._endings.hurry()
                 wait([before], max(0.0, question.deadline - time.monotonic()))
             answer, plan = self._answer(question, leased)
             job.finish(answer, plan)
@@ -185,6 +189,8 @@ class Lookups:
     ) -> store.LookupSummary:
         stream = self._link.client.lookup(request, timeout)
         job.attach(stream.cancel)
+        # Now, while the store works: the prompt need not be kept for it any longer.
+        job.identify()
         try:
             for response in stream:
                 leased.append(response.objects)
@@ -211,21 +217,33 @@ class Lookups:
             return 0
         return answer.released
 
-    def end_copies(
-        self, job: LookupJob, session: StoreSession, refs: Iterable[Ref], corrupt: Iterable[Ref], *, keep: bool
-    ) -> None:
+    def after_copies(self, copied: "Sequence[Copied]", job: LookupJob, held: ExitStack, *, keep: bool) -> None:
+        """In the background: says that copies have stopped, ends the other leases unless they are to be kept, and then
+        gives back what is `held`.
+        """
+
+        def run() -> None:
+            with held:
+                for objects in copied:
+                    self._end_copies(job, objects, keep=keep)
+                if not keep:
+                    self.release(job, [Range(0, job.tokens)])
+
+        self._releasing.submit(run)
+
+    def _end_copies(self, job: LookupJob, copied: "Copied", *, keep: bool) -> None:
         """Tells the store that copies out of these objects have stopped. `keep`: they will be copied again."""
-        objects = object_refs(refs)
-        if objects:
-            request = store.EndCopyRequest(
-                session_id=session.session_id,
-                request=job.store_key,
-                rank=job.instance.rank,
-                objects=objects,
-                corrupt=object_refs(corrupt),
-                keep=keep,
-            )
-            self._link.settle("EndCopy", request, session)
+        if not copied.refs or copied.session.lost:
+            return
+        request = store.EndCopyRequest(
+            session_id=copied.session.session_id,
+            request=job.store_key,
+            rank=job.instance.rank,
+            objects=object_refs(copied.refs),
+            corrupt=object_refs(copied.corrupt),
+            keep=keep,
+        )
+        self._link.settle("EndCopy", request, copied.session)
 
     def release(self, job: LookupJob, ranges: Iterable[Range]) -> int:
         """Releases the leases that only these query ranges need. Idempotent."""
@@ -246,7 +264,7 @@ class Lookups:
         if job is None:
             return
         job.end()
-        future = self._settling[key] = self._ending.submit(self._settle, job)
+        future = self._settling[key] = self._endings.add(job)
         future.add_done_callback(lambda done: self._settled(key, done))
 
     def _settled(self, key: Key, done: "Future[None]") -> None:
@@ -254,29 +272,22 @@ class Lookups:
             if self._settling.get(key) is done:
                 del self._settling[key]
 
-    def _settle(self, job: LookupJob) -> None:
-        """Gives back what an ended job holds, once nothing of it runs."""
-        job.wait_quiet(_QUIET_SECONDS)
-        session = job.session
-        if session is None or session.lost:
-            return
-        request = store.EndRequestRequest(session_id=session.session_id, request_id=job.store_key.request_id)
-        try:
-            self._link.client.call("EndRequest", request, _RELEASE_SECONDS)
-        except KvblendError as error:
-            # What it held is HELD: the store's TTL ends what this call could not.
-            _log.warning("a request was not ended at the store", detail=str(error))
-
     def close(self) -> None:
         with self._lock:
             for key in list(self._jobs):
                 self._end(key)
         self._running.shutdown(wait=True, cancel_futures=True)
-        self._ending.shutdown(wait=True)
+        self._releasing.shutdown(wait=True)
+        self._endings.close()
 
 
-def object_refs(refs: Iterable[Ref]) -> list[store.ObjectRef]:
-    return [store.ObjectRef(header=header, generation=generation) for header, generation in sorted(refs)]
+@dataclass(frozen=True)
+class Copied:
+    """Objects that were BUSY in a session, and those of them that are corrupt."""
+
+    session: StoreSession
+    refs: list[Ref]
+    corrupt: list[Ref] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

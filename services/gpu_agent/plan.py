@@ -1,9 +1,8 @@
 """From a lookup's answer to the stored chunks behind it: which tokens of which object go where."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
@@ -13,61 +12,55 @@ from services.common.columns import Numbers, hashes, u32s
 from services.common.errors import KvblendError
 from services.common.identity import HASH_BYTES
 from services.gpu_agent.layouts import GroupShape
+from services.gpu_agent.leased import Leased, Ref, leased_of, refs_of
 
-# (header, generation): one object while it is what it was.
-Ref = tuple[int, int]
-
-
-def ref_of(place: store.ObjectPlace) -> Ref:
-    return place.header, place.generation
-
-
-class LeasedObject(NamedTuple):
-    """One object that the store has leased. `verify`: compare it with its checksum while copying."""
-
-    place: store.ObjectPlace
-    domain: int
-    chain_hash: bytes
-    tokens: int
-    stored_position: int
-    checksum: int
-    verify: bool
+_GOOD = common.REASON_UNSPECIFIED
 
 
 @dataclass(frozen=True)
-class ChunkUse:
-    """`length` tokens of one stored chunk, from its token `skip` on, at `query_position` of the prompt.
+class Chunks:
+    """The stored chunks of an answer, the prefix's first: [n] each, of the prompt or of the text that was stored.
 
-    `objects` has one entry for each layer group; None: the store did not lease it.
+    `lengths` tokens of a chunk, from its token `skips` on, go to `query_positions`. `objects` is [n, layer groups]:
+    rows of the leased objects, -1 for what the store did not lease.
     """
 
-    query_position: int
-    stored_position: int
-    skip: int
-    length: int
-    objects: tuple[LeasedObject | None, ...]
+    query_positions: Numbers
+    stored_positions: Numbers
+    skips: Numbers
+    lengths: Numbers
+    objects: Numbers
+
+    def __len__(self) -> int:
+        return len(self.lengths)
 
     @property
-    def end(self) -> int:
-        return self.query_position + self.length
+    def deltas(self) -> Numbers:
+        return self.query_positions - self.stored_positions
 
-    @property
-    def delta(self) -> int:
-        return self.query_position - self.stored_position
+    def rows(self, of: Numbers) -> Numbers:
+        """The objects of these chunks, each once."""
+        rows = np.unique(self.objects[of])
+        return rows[rows >= 0]
 
-    def refs(self) -> Iterator[Ref]:
-        return (ref_of(item.place) for item in self.objects if item is not None)
+    def tokens(self) -> tuple[Numbers, Numbers]:
+        """(position in the prompt, chunk), of every token that is served."""
+        starts = _running_sum(self.lengths)
+        inside = np.arange(starts[-1]) - np.repeat(starts[:-1], self.lengths)
+        return np.repeat(self.query_positions, self.lengths) + inside, np.repeat(np.arange(len(self)), self.lengths)
 
-    def flaw(self, groups: list[GroupShape]) -> common.Reason:
-        """Why these objects cannot be what the answer says; REASON_UNSPECIFIED: they can."""
-        for item, shape in zip(self.objects, groups, strict=True):
-            if item is None:
-                return common.REASON_EVICTED
-            if item.place.payload_bytes != shape.token_bytes * item.tokens:
-                return common.REASON_COPY_FAILED
-            if self.skip + self.length > item.tokens or item.stored_position + self.skip != self.stored_position:
-                return common.REASON_COPY_FAILED
-        return common.REASON_UNSPECIFIED
+    def flaws(self, leased: Leased, groups: Sequence[GroupShape]) -> Numbers:
+        """Why the objects cannot be what the answer says, [n]; REASON_UNSPECIFIED: they can."""
+        found = np.full(len(self), _GOOD, np.int64)
+        there = (self.objects >= 0).all(axis=1)
+        found[~there] = common.REASON_EVICTED
+        objects = self.objects[there]
+        tokens, token_bytes = leased.tokens[objects], np.array([shape.token_bytes for shape in groups], np.int64)
+        ends, begins = (self.skips + self.lengths)[there], (self.stored_positions - self.skips)[there]
+        wrong = (leased.payload_bytes[objects] != tokens * token_bytes) | (ends[:, None] > tokens)
+        wrong |= leased.stored_positions[objects] != begins[:, None]
+        found[np.flatnonzero(there)[wrong.any(axis=1)]] = common.REASON_COPY_FAILED
+        return found
 
 
 class Plan:
@@ -85,27 +78,31 @@ class Plan:
         self._leased = leased
         self._groups = groups
         try:
-            self.chunks = _check(summary, tokens)
+            self.count = _check(summary, tokens)
         except KvblendError as error:
             raise KvblendError("INTERNAL", f"the store's answer: {error.message}") from error
 
     @cached_property
-    def uses(self) -> list[ChunkUse]:
-        """Every chunk of the answer, the prefix's first."""
-        index = {
-            (item.domain, item.chain_hash, item.place.group): item for part in self._leased for item in objects_of(part)
-        }
-        return [
-            ChunkUse(*place, tuple(index.get((domain, chain_hash, group)) for group in range(self._groups)))
-            for domain, chain_hash, place in (*_prefix(self._summary), *_segments(self._summary.segments))
+    def leased(self) -> Leased:
+        return leased_of(self._leased)
+
+    @cached_property
+    def chunks(self) -> Chunks:
+        rows = self.leased.by_name()
+        (domains, names), columns = _names(self._summary), _columns(self._summary)
+        objects = [
+            rows.get((domain, name, group), -1)
+            for domain, name in zip(domains, names, strict=True)
+            for group in range(self._groups)
         ]
+        return Chunks(*columns, np.array(objects, np.int64).reshape(len(names), self._groups))
 
     def unused(self) -> list[Ref]:
         """What was leased and does not serve the answer."""
-        if sum(len(part.domains) for part in self._leased) == self.chunks * self._groups:
+        if sum(len(part.domains) for part in self._leased) == self.count * self._groups:
             # An object for each: looking at every one is not worth its time.
             return []
-        used = {ref for use in self.uses for ref in use.refs()}
+        used = set(self.leased.refs(self.chunks.rows(np.arange(self.count))))
         return [ref for part in self._leased for ref in refs_of(part) if ref not in used]
 
 
@@ -133,49 +130,38 @@ def _running_sum(values: Numbers) -> Numbers:
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(values)))
 
 
-# Domain, chain hash, and (query position, stored position, skip, length).
-_Place = tuple[int, bytes, tuple[int, int, int, int]]
+def _names(summary: store.LookupSummary) -> tuple[list[int], list[bytes]]:
+    """Domain and chain hash of each chunk."""
+    segments = summary.segments
+    ends = np.cumsum(u32s(summary.prefix_lengths))
+    exact = ends <= summary.prefix_tokens - summary.blended_tokens
+    prefix = np.where(exact, common.DOMAIN_EXACT, common.DOMAIN_BLENDED)
+    of_segments = np.repeat(np.frombuffer(segments.domains, np.uint8), u32s(segments.chunk_counts))
+    names = [*hashes(summary.prefix_hashes), *hashes(segments.chain_hashes)]
+    return [*prefix.tolist(), *of_segments.tolist()], names
 
 
-def _prefix(summary: store.LookupSummary) -> Iterator[_Place]:
-    exact = summary.prefix_tokens - summary.blended_tokens
-    position = 0
-    for chain_hash, length in zip(hashes(summary.prefix_hashes), u32s(summary.prefix_lengths).tolist(), strict=True):
-        domain = common.DOMAIN_EXACT if position + length <= exact else common.DOMAIN_BLENDED
-        yield domain, chain_hash, (position, position, 0, length)
-        position += length
-
-
-def _segments(segments: common.SegmentColumns) -> Iterator[_Place]:
-    chunks = zip(hashes(segments.chain_hashes), u32s(segments.chunk_lengths).tolist(), strict=True)
-    columns = (segments.query_positions, segments.stored_positions, segments.skip_tokens, segments.chunk_counts)
-    for domain, query, stored, skip, count in zip(
-        segments.domains, *(u32s(column).tolist() for column in columns), strict=True
-    ):
-        inside = 0
-        for number in range(count):
-            chain_hash, length = next(chunks)
-            yield domain, chain_hash, (query + inside, stored + inside, skip if number == 0 else 0, length)
-            inside += length
-
-
-def refs_of(columns: store.ObjectColumns) -> list[Ref]:
-    headers, generations = np.frombuffer(columns.headers, "<u4"), np.frombuffer(columns.generations, "<u8")
-    return list(zip(headers.tolist(), generations.tolist(), strict=True))
-
-
-def objects_of(columns: store.ObjectColumns) -> list[LeasedObject]:
-    """Raises ValueError if the columns do not fit each other."""
-    small = (columns.headers, columns.slabs, columns.groups, columns.tokens, columns.stored_positions)
-    headers, slabs, groups, tokens, positions = (np.frombuffer(column, "<u4").tolist() for column in small)
-    large = (columns.generations, columns.offsets, columns.payload_bytes, columns.checksums)
-    generations, offsets, sizes, checksums = (np.frombuffer(column, "<u8").tolist() for column in large)
-    fields = ("header", "generation", "slab", "offset", "payload_bytes", "group")
-    values = zip(headers, generations, slabs, offsets, sizes, groups, strict=True)
-    places = [store.ObjectPlace(**dict(zip(fields, place, strict=True))) for place in values]
-    names, verify = hashes(columns.chain_hashes), map(bool, columns.verify)
-    facts = zip(places, columns.domains, names, tokens, positions, checksums, verify, strict=True)
-    return list(map(LeasedObject._make, facts))
+def _columns(summary: store.LookupSummary) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+    """Query positions, stored positions, skips and lengths of the chunks."""
+    segments = summary.segments
+    prefix, lengths = u32s(summary.prefix_lengths), u32s(segments.chunk_lengths)
+    counts = u32s(segments.chunk_counts)
+    # Tokens of a segment in front of each of its chunks.
+    starts, firsts = _running_sum(lengths), _running_sum(counts)[:-1]
+    inside = starts[:-1] - np.repeat(starts[firsts], counts)
+    skips = np.zeros(len(lengths), np.int64)
+    some = counts > 0
+    skips[firsts[some]] = u32s(segments.skip_tokens)[some]
+    query, stored = (
+        np.repeat(u32s(column), counts) + inside for column in (segments.query_positions, segments.stored_positions)
+    )
+    before = _running_sum(prefix)[:-1]
+    return (
+        np.concatenate((before, query)),
+        np.concatenate((before, stored)),
+        np.concatenate((np.zeros_like(before), skips)),
+        np.concatenate((prefix, lengths)),
+    )
 
 
 NOTHING = Plan(store.LookupSummary(), [], 0, 0)

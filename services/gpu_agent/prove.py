@@ -3,10 +3,10 @@
 from contextlib import ExitStack
 
 import numpy as np
-import xxhash
 
 from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
+from services.common.checksums import checksum_of
 from services.common.errors import KvblendError
 from services.gpu_agent.call import Call
 from services.gpu_agent.devices.base import Bytes, Device, Hung, Piece, Stopped
@@ -40,13 +40,13 @@ def prove_layout(
         for group, shape in enumerate(groups):
             block: Bytes = np.empty(shape.token_bytes * request.tokens, np.uint8)
             try:
-                memory.gather(group, [Piece(block, request.tokens, 0, slots)], call.watch)
+                (found,) = memory.gather(group, [Piece(block, request.tokens, 0, slots, checked=True)], call.watch)
             except Stopped as stopped:
                 raise KvblendError("DEADLINE_EXCEEDED", f"the proof was stopped: {stopped}") from stopped
             except Hung as hung:
                 hung.keep(held)
                 raise KvblendError("DEADLINE_EXCEEDED", str(hung)) from hung
-            if xxhash.xxh3_64_intdigest(block.data) != expected[group]:
+            if (checksum_of(block.data) if found is None else found) != expected[group]:
                 return pb.ProveLayoutResponse(
                     detail=f"layer group {group}: what lies in these slots is not what the engine wrote"
                 )

@@ -12,11 +12,13 @@ from blake3 import blake3
 
 from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
+from services.common.columns import Numbers
 from services.common.errors import KvblendError
 from services.common.tokens import TOKEN_BYTES
 from services.gpu_agent.devices.base import Stopped
 from services.gpu_agent.instances import Instance
-from services.gpu_agent.plan import NOTHING, ChunkUse, Plan, Ref
+from services.gpu_agent.leased import Leased, Ref
+from services.gpu_agent.plan import NOTHING, Chunks, Plan
 from services.gpu_agent.ranges import Mask, Range, mask_of
 from services.gpu_agent.sessions import StoreSession
 
@@ -39,7 +41,9 @@ class LookupJob:
         self.instance = instance
         self.attempt = request.request.attempt
         self.tokens = len(prompt) // TOKEN_BYTES
-        self.fingerprint = _fingerprint(request, prompt)
+        # What it is, until somebody asks for its digest.
+        self._question: tuple[pb.AgentServiceLookupRequest, bytes] | None = (request, prompt)
+        self._fingerprint = b""
         self.store_key = common.RequestKey(
             request_id=store_request_id(instance.instance_id, request.request.request_id), attempt=self.attempt
         )
@@ -56,13 +60,32 @@ class LookupJob:
         self._ended = False
         self._running = True
         self._copies = 0
-        self._released: set[Ref] = set()
+        # Rows of `leased` whose leases have ended, or are about to.
+        self._released: set[int] = set()
         self._released_tokens: Mask = np.zeros(self.tokens, np.bool_)
 
+    def identify(self) -> None:
+        """Makes the fingerprint, and forgets the prompt. Not done at the start: the store's time is enough for it."""
+        question = self._question
+        if question is not None and not self._fingerprint:
+            self._fingerprint = _fingerprint(*question)
+            # Only now: another thread may be here as well.
+            self._question = None
+
     @property
-    def uses(self) -> list[ChunkUse]:
-        """The chunks of the answer; none before it is there."""
-        return self._plan.uses
+    def fingerprint(self) -> bytes:
+        """Equal for lookups that ask the same."""
+        self.identify()
+        return self._fingerprint
+
+    @property
+    def chunks(self) -> Chunks:
+        """Of the answer; none before it is there."""
+        return self._plan.chunks
+
+    @property
+    def leased(self) -> Leased:
+        return self._plan.leased
 
     def attach(self, cancel: Callable[[], Any]) -> None:
         """`cancel` ends the running call to the store."""
@@ -131,38 +154,45 @@ class LookupJob:
             self._running = False
             self._changed.notify_all()
 
+    @property
+    def quiet(self) -> bool:
+        """Neither the lookup nor a copy runs. Once the request has ended it stays so."""
+        return not self._copies and not self._running
+
     def wait_quiet(self, timeout: float) -> None:
-        """Until neither the lookup nor a copy runs, at most `timeout` seconds."""
+        """At most `timeout` seconds."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._copies and not self._running, timeout)
+            self._changed.wait_for(lambda: self.quiet, timeout)
 
-    def copied(self, refs: Iterable[Ref]) -> None:
-        """The leases of these objects ended with their copies."""
+    def copied(self, rows: Numbers) -> None:
+        """The leases of these objects end with their copies."""
         with self._changed:
-            self._released |= set(refs)
+            self._released.update(rows.tolist())
 
-    def is_released(self, use: ChunkUse) -> bool:
+    def released(self) -> Mask:
+        """[chunks]; set where an object of the chunk is leased no more."""
         with self._changed:
-            return not self._released.isdisjoint(use.refs())
+            rows = np.fromiter(self._released, np.int64, len(self._released))
+        return np.asarray(np.isin(self.chunks.objects, rows).any(axis=1))
 
     def release(self, ranges: Iterable[Range]) -> list[Ref]:
         """Objects of which no token is needed any more, now that these query ranges are not; each told once."""
         with self._changed:
             self._released_tokens |= mask_of(ranges, self.tokens)
-            needed: set[Ref] = set()
-            for use in self.uses:
-                if not self._released_tokens[use.query_position : use.end].all():
-                    needed.update(use.refs())
-            freed = {ref for use in self.uses for ref in use.refs()} - needed - self._released
+            positions, chunks = self.chunks.tokens()
+            needed = np.zeros(len(self.chunks), np.bool_)
+            needed[chunks[~self._released_tokens[positions]]] = True
+            still = self.chunks.rows(np.flatnonzero(needed)).tolist()
+            freed = set(self.chunks.rows(np.flatnonzero(~needed)).tolist()) - set(still) - self._released
             self._released |= freed
-            return sorted(freed)
+            return self.leased.refs(np.array(sorted(freed), np.int64))
 
     def oldest_lease(self) -> float | None:
         """When its leases began, by the monotonic clock; None: it holds none."""
         with self._changed:
             if not self._released:
-                return self.started if self._plan.chunks else None
-            held = any(not self._released.issuperset(use.refs()) for use in self.uses)
+                return self.started if self._plan.count else None
+            held = not self._released.issuperset(self.chunks.rows(np.arange(len(self.chunks))).tolist())
         return self.started if held else None
 
 

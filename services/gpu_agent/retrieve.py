@@ -1,27 +1,35 @@
-"""Arena to engine: writes what a lookup found to its place in the prompt, and says which tokens are good."""
+"""Arena to engine: writes what a lookup found to its place in the prompt, and says which tokens are good.
 
+The copy runs while the store is asked to hold the objects. What it says decides all the same: a block that was not this
+request's to read, or ceased to be, is found out before anything is called written. What lies in the slots of such
+tokens then is not defined.
+"""
+
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import xxhash
 
 from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
 from kvblend.v1 import store_pb2 as store
+from services.common.checksums import checksum_of
+from services.common.columns import Numbers
 from services.common.errors import KvblendError
 from services.common.failpoints import passage
 from services.common.logs import get_logger
 from services.gpu_agent.arena import Arena
 from services.gpu_agent.call import Call
-from services.gpu_agent.devices.base import Bytes, Device, Hung, KvMemory, Piece, Stopped
+from services.gpu_agent.devices.base import Bytes, Device, Hung, KvMemory, Piece, Steps, Stopped, Transfer
 from services.gpu_agent.instances import Instance
-from services.gpu_agent.lookups import NOT_ERRORS, Lookups, object_refs
-from services.gpu_agent.plan import ChunkUse, LeasedObject, Ref, ref_of
-from services.gpu_agent.ranges import Mask, Range, mask_of, parse_ranges, ranges_of
+from services.gpu_agent.leased import Leased, object_refs
+from services.gpu_agent.lookups import NOT_ERRORS, Copied, Lookups
+from services.gpu_agent.parts import Parts
+from services.gpu_agent.plan import Chunks
 from services.gpu_agent.requests import LookupJob
 from services.gpu_agent.sessions import SETTLE_SECONDS, SessionLost, StoreLink, StoreSession
-from services.gpu_agent.slots import Slots, SlotTable
 from services.gpu_agent.store_client import UNCERTAIN
 from services.gpu_agent.totals import Totals
 
@@ -31,36 +39,20 @@ _GOOD = common.REASON_UNSPECIFIED
 
 
 @dataclass
-class _Part:
-    """The wanted tokens [first, end) of one chunk's use, and what became of them."""
-
-    use: ChunkUse
-    first: int
-    end: int
-    reason: common.Reason
-
-    @property
-    def good(self) -> bool:
-        return self.reason == _GOOD
-
-
-@dataclass(frozen=True)
 class _Work:
-    """One retrieve. `slots` has one entry for each token of the prompt, -1 where nothing is written."""
+    """One retrieve. `steps` are those whose semaphores an engine waits for; None: it waits for the answer."""
 
     instance: Instance
     job: LookupJob
-    parts: list[_Part]
-    slots: Slots
+    chunks: Chunks
+    leased: Leased
+    parts: Parts
     keep: bool
+    steps: Steps | None
 
-    def good(self) -> list[_Part]:
-        return [part for part in self.parts if part.good]
-
-    def fail(self, reason: common.Reason) -> None:
-        """Whatever was good so far is not."""
-        for part in self.good():
-            part.reason = reason
+    def rows(self) -> Numbers:
+        """The objects of the parts that are good so far."""
+        return self.chunks.rows(self.parts.chunks[self.parts.good()])
 
 
 class Retriever:
@@ -80,195 +72,219 @@ class Retriever:
         """
         if not job.retrieving.acquire(timeout=call.left()):
             raise KvblendError("DEADLINE_EXCEEDED", "another retrieve of this request does not end")
-        try:
-            with job.copying():
-                try:
-                    return self._retrieve(instance, job, request, call)
-                finally:
-                    if not request.keep_leases:
-                        self._lookups.release(job, [Range(0, job.tokens)])
-        finally:
-            job.retrieving.release()
+        copied: list[Copied] = []
+        with ExitStack() as held:
+            held.callback(job.retrieving.release)
+            held.enter_context(job.copying())
+            try:
+                return self._retrieve(instance, job, request, call, copied)
+            finally:
+                rest = held.pop_all()
+                # The answer goes first: the engine waits for it.
+                call.when_answered(lambda: self._lookups.after_copies(copied, job, rest, keep=request.keep_leases))
 
     def _retrieve(
-        self, instance: Instance, job: LookupJob, request: pb.RetrieveRequest, call: Call
+        self, instance: Instance, job: LookupJob, request: pb.RetrieveRequest, call: Call, copied: list[Copied]
     ) -> pb.RetrieveResponse:
-        wanted = _wanted(job, request)
-        covered = mask_of((Range(use.query_position, use.end) for use in job.uses), job.tokens)
-        slots = np.full(job.tokens, -1, np.int64)
-        to_write = np.flatnonzero(wanted & covered)
-        slots[to_write] = SlotTable(request.slots, instance.layout).of(to_write)
-        parts = [part for use in job.uses for part in _parts(instance, job, use, wanted)]
-        work = _Work(instance, job, parts, slots, request.keep_leases)
+        """Adds to `copied` what the store has to be told of."""
+        parts = Parts(job.chunks, job.tokens, request, instance.layout)
+        steps = _steps(request.steps, instance.memory)
+        work = _Work(instance, job, job.chunks, job.leased, parts, request.keep_leases, steps)
+        work.parts.judge(_hindrances(work))
         self._device.wait(request.event, call.left())
         try:
-            self._copy(work, call)
+            self._copy(work, call, copied)
         except KvblendError as error:
             if error.reason not in NOT_ERRORS:
                 raise
-            work.fail(NOT_ERRORS[error.reason])
+            work.parts.fail(NOT_ERRORS[error.reason])
         except SessionLost:
-            work.fail(common.REASON_SESSION_LOST)
-        return self._answer(work, wanted & ~covered)
+            work.parts.fail(common.REASON_SESSION_LOST)
+        if work.steps is not None:
+            # An engine must not wait for what has failed.
+            with instance.copying() as memory:
+                memory.set_semaphores(work.steps)
+        response, written, failed = parts.answer(sum(shape.token_bytes for shape in instance.layout.groups))
+        self._totals.add_retrieve(response.bytes, written, failed)
+        return response
 
-    def _copy(self, work: _Work, call: Call) -> None:
+    def _copy(self, work: _Work, call: Call, copied: list[Copied]) -> None:
         session = work.job.session
-        if session is None or not work.good():
+        if session is None or not len(work.parts.good()):
             return
         with ExitStack() as held:
             memory = held.enter_context(work.instance.copying())
             arena = held.enter_context(session.copying())
-            begun = self._begin(work, session, call)
-            corrupt: set[Ref] = set()
+            blocks = _blocks(arena, work)
+            rows = work.rows()
+            if not len(rows):
+                return
+            answer = self._begin(work, session, rows, call)
+            begun: Numbers | None = None
+            if work.steps is not None:
+                # The engine reads before the answer: nothing may arrive that is not this request's.
+                begun = self._begun(session, answer, rows)
+                work.parts.judge_objects(work.chunks, rows, begun)
             try:
                 passage("agent.scatter")
-                blocks = _blocks(arena, work, corrupt)
-                _scatter(work, memory, blocks, call)
-                for part in work.good():
-                    part.reason = _staleness(arena, part.use)
-                passage("agent.end")
+                with self._link.client.latencies.timed("retrieve.copy"):
+                    sums = _scatter(work, memory, blocks, call)
             except Hung as hung:
-                work.fail(common.REASON_COPY_FAILED)
                 # Quarantines the blocks: a lost session is called drained only when nothing copies in it any more.
                 self._link.distrust(session)
                 hung.keep(held)
-            finally:
-                self._end(work, session, begun, corrupt)
+                work.parts.fail(common.REASON_COPY_FAILED)
+                return
+            except BaseException:
+                # Nobody waits for what the store says: only a new session is certain.
+                self._link.distrust(session)
+                raise
+            if begun is None:
+                begun = self._begun(session, answer, rows)
+                work.parts.judge_objects(work.chunks, rows, begun)
+            copied.append(Copied(session, work.leased.refs(rows[begun == _GOOD])))
+            corrupt = _verify(arena, work, blocks, sums, call)
+            copied[-1].corrupt.extend(work.leased.refs(corrupt))
+            work.job.copied(corrupt if work.keep else rows[begun == _GOOD])
+            passage("agent.end")
 
-    def _begin(self, work: _Work, session: StoreSession, call: Call) -> set[Ref]:
-        """HELD -> BUSY for what the parts need; parts that may not be copied get their reason."""
-        refs = sorted({ref for part in work.good() for ref in part.use.refs()})
+    def _begin(self, work: _Work, session: StoreSession, rows: Numbers, call: Call) -> Callable[[], Any]:
+        """Asks for HELD -> BUSY of these objects."""
         request = store.BeginCopyRequest(
             session_id=session.session_id,
             request=work.job.store_key,
             rank=work.instance.rank,
-            objects=object_refs(refs),
+            objects=object_refs(work.leased.refs(rows)),
         )
+        return self._link.client.start("BeginCopy", request, call.at_least(SETTLE_SECONDS))
+
+    def _begun(self, session: StoreSession, answer: Callable[[], Any], rows: Numbers) -> Numbers:
+        """Why each of these objects is not BUSY; REASON_UNSPECIFIED: it is."""
         try:
-            answer: store.BeginCopyResponse = self._link.client.call(
-                "BeginCopy", request, call.at_least(SETTLE_SECONDS)
-            )
+            with self._link.client.latencies.timed("retrieve.begin"):
+                begun: store.BeginCopyResponse = answer()
         except KvblendError as error:
             if error.reason in UNCERTAIN:
                 # The store may have made them BUSY, or has lost the session: only a new one is certain.
                 self._link.distrust(session)
             raise
-        if len(answer.reasons) != len(refs):
+        if len(begun.reasons) != len(rows):
             self._link.distrust(session)
             raise KvblendError("INTERNAL", "the store answered for other objects than it was asked about")
-        reasons = dict(zip(refs, answer.reasons, strict=True))
-        for part in work.good():
-            part.reason = next((reasons[ref] for ref in part.use.refs() if reasons[ref] != _GOOD), _GOOD)
-        return {ref for ref, reason in reasons.items() if reason == _GOOD}
-
-    def _end(self, work: _Work, session: StoreSession, begun: set[Ref], corrupt: set[Ref]) -> None:
-        if not session.lost:
-            self._lookups.end_copies(work.job, session, begun, corrupt, keep=work.keep)
-        work.job.copied(corrupt if work.keep else begun)
-
-    def _answer(self, work: _Work, uncovered: Mask) -> pb.RetrieveResponse:
-        reasons = np.full(len(uncovered), -1, np.int64)
-        reasons[uncovered] = common.REASON_NOT_IN_ANSWER
-        for part in work.parts:
-            reasons[part.first : part.end] = part.reason
-        response = pb.RetrieveResponse(written=[item.message() for item in ranges_of(reasons == _GOOD)])
-        for reason in np.unique(reasons[reasons > _GOOD]).tolist():
-            response.failed.extend(
-                pb.FailedRange(range=item.message(), reason=reason) for item in ranges_of(reasons == reason)
-            )
-        written, failed = int((reasons == _GOOD).sum()), int((reasons > _GOOD).sum())
-        response.bytes = written * sum(shape.token_bytes for shape in work.instance.layout.groups)
-        self._totals.add_retrieve(response.bytes, written, failed)
-        return response
+        return np.array(begun.reasons, np.int64)
 
 
-def _wanted(job: LookupJob, request: pb.RetrieveRequest) -> Mask:
-    """Flags of the tokens to write: the ranges named, or else all that was found."""
-    ranges = parse_ranges(request.ranges, job.tokens) or [Range(use.query_position, use.end) for use in job.uses]
-    wanted = mask_of(ranges, job.tokens)
-    wanted[: request.skip_first_tokens] = False
-    return wanted
+def _steps(asked: pb.LayerSteps, memory: KvMemory) -> Steps | None:
+    """Raises KvblendError for semaphores that there are not."""
+    if not asked.count:
+        return None
+    if asked.first + asked.count > memory.semaphores:
+        raise KvblendError(
+            "INVALID_ARGUMENT",
+            f"semaphores {asked.first} to {asked.first + asked.count - 1} of {memory.semaphores} that are registered",
+        )
+    return Steps(asked.count, asked.first, asked.value)
 
 
-def _parts(instance: Instance, job: LookupJob, use: ChunkUse, wanted: Mask) -> list[_Part]:
-    inside = wanted[use.query_position : use.end]
-    if not inside.any():
-        return []
-    reason = _hindrance(instance, job, use)
-    return [
-        _Part(use, use.query_position + item.first, use.query_position + item.end, reason) for item in ranges_of(inside)
-    ]
+def _hindrances(work: _Work) -> Numbers:
+    """[chunks]: why a chunk cannot be written whatever the store says; REASON_UNSPECIFIED: it can."""
+    instance, chunks = work.instance, work.chunks
+    found = chunks.flaws(work.leased, instance.layout.groups)
+    found[(found == _GOOD) & work.job.released()] = common.REASON_LEASE_REVOKED
+    moved = (found == _GOOD) & (chunks.deltas != 0)
+    if not all(rope.relative for rope in instance.ropes):
+        found[moved] = common.REASON_PREFIX_ONLY_SPACE
+    elif not instance.moves_segments:
+        found[moved] = common.REASON_ROPE_NOT_REGISTERED
+    return found
 
 
-def _hindrance(instance: Instance, job: LookupJob, use: ChunkUse) -> common.Reason:
-    """Why this chunk cannot be written whatever the store says; REASON_UNSPECIFIED: it can."""
-    flaw = use.flaw(instance.layout.groups)
-    if flaw != _GOOD:
-        return flaw
-    if job.is_released(use):
-        return common.REASON_LEASE_REVOKED
-    if use.delta and not all(rope.relative for rope in instance.ropes):
-        return common.REASON_PREFIX_ONLY_SPACE
-    if use.delta and not instance.moves_segments:
-        return common.REASON_ROPE_NOT_REGISTERED
-    return _GOOD
-
-
-def _blocks(arena: Arena, work: _Work, corrupt: set[Ref]) -> dict[Ref, Bytes]:
-    """The blocks of the good parts. Parts whose block is unusable get their reason, bad ones go to `corrupt`."""
-    blocks: dict[Ref, Bytes] = {}
-    reasons: dict[Ref, common.Reason] = {}
-    for part in work.good():
-        for item in part.use.objects:
-            if not part.good or item is None:
-                continue
-            ref = ref_of(item.place)
-            if ref not in reasons:
-                reasons[ref] = _open_block(arena, item, blocks)
-                if reasons[ref] == common.REASON_CHECKSUM_MISMATCH:
-                    corrupt.add(ref)
-            part.reason = reasons[ref]
+def _blocks(arena: Arena, work: _Work) -> dict[int, Bytes]:
+    """The blocks of the good parts, by row. Parts whose block is unusable get their reason."""
+    leased, rows = work.leased, work.rows()
+    blocks: dict[int, Bytes] = {}
+    reasons = np.full(len(rows), _GOOD, np.int64)
+    places = (rows, leased.headers[rows], leased.slabs[rows], leased.offsets[rows], leased.payload_bytes[rows])
+    for index, (row, *place) in enumerate(zip(*(column.tolist() for column in places), strict=True)):
+        try:
+            blocks[row] = arena.block(*place)
+        except (ValueError, OSError) as error:
+            _log.error("a leased object cannot be mapped", detail=str(error))
+            reasons[index] = common.REASON_OUT_OF_BOUNDS
+    work.parts.judge_objects(work.chunks, rows, reasons)
     return blocks
 
 
-def _open_block(arena: Arena, item: LeasedObject, blocks: dict[Ref, Bytes]) -> common.Reason:
+def _scatter(work: _Work, memory: KvMemory, blocks: dict[int, Bytes], call: Call) -> dict[int, int]:
+    """One pass over the layers of each group, for all good parts together. Checksums that the device found, by row."""
+    found: dict[int, int] = {}
+    good = work.parts.good()
+    if not len(good):
+        return found
+    of = work.chunks.objects[work.parts.chunks[good]].T
+    transfers = [
+        Transfer(group, _pieces(work, good, rows, blocks), rope)
+        for group, (rows, rope) in enumerate(zip(of, work.instance.ropes, strict=True))
+    ]
     try:
-        block = arena.block(item.place)
-    except (ValueError, OSError) as error:
-        _log.error("a leased object cannot be mapped", detail=str(error))
-        return common.REASON_OUT_OF_BOUNDS
-    if item.verify and xxhash.xxh3_64_intdigest(block.data) != item.checksum:
-        # A block that was taken away in the meantime is stale, not corrupt.
-        return arena.staleness(item.place) or common.REASON_CHECKSUM_MISMATCH
-    blocks[ref_of(item.place)] = block
-    return _GOOD
-
-
-def _scatter(work: _Work, memory: KvMemory, blocks: dict[Ref, Bytes], call: Call) -> None:
-    """One pass over the layers of each group, for all good parts together."""
-    good = work.good()
-    if not good:
-        return
-    try:
-        for group, rope in enumerate(work.instance.ropes):
-            pieces = [_piece(part, group, blocks, work.slots) for part in good]
-            memory.scatter(group, pieces, rope, call.watch)
+        for rows, sums in zip(of, _write(work, memory, transfers, call), strict=True):
+            found.update({row: value for row, value in zip(rows.tolist(), sums, strict=True) if value is not None})
     except Stopped as stopped:
-        work.fail(stopped.reason)
+        work.parts.fail(stopped.reason)
     except Hung:
         raise
     except Exception as error:
         _log.error("a copy failed", exc_info=error)
-        work.fail(common.REASON_COPY_FAILED)
+        work.parts.fail(common.REASON_COPY_FAILED)
+    return found
 
 
-def _piece(part: _Part, group: int, blocks: dict[Ref, Bytes], slots: Slots) -> Piece:
-    use, item = part.use, part.use.objects[group]
-    assert item is not None
-    first = use.skip + part.first - use.query_position
-    return Piece(blocks[ref_of(item.place)], item.tokens, first, slots[part.first : part.end], use.delta)
+def _write(work: _Work, memory: KvMemory, transfers: list[Transfer], call: Call) -> Sequence[Sequence[int | None]]:
+    if work.steps is None:
+        return [memory.scatter(transfer.group, transfer.pieces, transfer.rope, call.watch) for transfer in transfers]
+    sums = memory.scatter_in_steps(transfers, work.steps, call.watch)
+    work.steps = None
+    return sums
 
 
-def _staleness(arena: Arena, use: ChunkUse) -> common.Reason:
-    reasons = (arena.staleness(item.place) for item in use.objects if item is not None)
-    return next((reason for reason in reasons if reason != _GOOD), _GOOD)
+def _pieces(work: _Work, good: Numbers, rows: Numbers, blocks: dict[int, Bytes]) -> list[Piece]:
+    """What one layer group copies for these parts out of these objects."""
+    parts, chunks, leased = work.parts, work.chunks, work.leased
+    of = parts.chunks[good]
+    firsts = parts.firsts[good]
+    columns = (
+        rows,
+        leased.tokens[rows],
+        chunks.skips[of] + firsts - chunks.query_positions[of],
+        firsts,
+        parts.ends[good],
+        chunks.deltas[of],
+        leased.verify[rows],
+    )
+    return [
+        Piece(blocks[row], tokens, skip, parts.slots[first:end], delta, verify)
+        for row, tokens, skip, first, end, delta, verify in zip(*(column.tolist() for column in columns), strict=True)
+    ]
+
+
+def _verify(arena: Arena, work: _Work, blocks: dict[int, Bytes], sums: dict[int, int], call: Call) -> Numbers:
+    """Parts whose objects are not what they were said to be get their reason; the rows of those that are corrupt."""
+    try:
+        # The request may have ended since the last layer.
+        call.watch()
+    except Stopped as stopped:
+        work.parts.fail(stopped.reason)
+    leased, rows = work.leased, work.rows()
+    checked = rows[leased.verify[rows]]
+    wanted = leased.checksums[checked].tolist()
+    differs = np.zeros(len(leased), np.bool_)
+    for row, checksum in zip(checked.tolist(), wanted, strict=True):
+        found = sums[row] if row in sums else checksum_of(blocks[row].data)
+        differs[row] = found != checksum
+    # Asked after the last byte was read. A block that was taken away in the meantime is stale, not corrupt.
+    reasons = arena.staleness(leased.headers[rows], leased.generations[rows])
+    corrupt = differs[rows] & (reasons == _GOOD)
+    reasons[corrupt] = common.REASON_CHECKSUM_MISMATCH
+    work.parts.judge_objects(work.chunks, rows, reasons)
+    found_corrupt: Numbers = rows[corrupt]
+    return found_corrupt

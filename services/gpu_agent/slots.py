@@ -37,7 +37,7 @@ class SlotTable:
             raise KvblendError("PROMPT_TOO_LONG", f"{positions} tokens need slots; there are {max(room, 0)}")
 
     def of(self, positions: npt.NDArray[np.int64]) -> Slots:
-        """The slot of each position, [n] int64.
+        """The slot of each position, [n] int64; positions ascend.
 
         Raises:
             KvblendError: PROMPT_TOO_LONG; INVALID_ARGUMENT if two positions share a slot.
@@ -46,7 +46,10 @@ class SlotTable:
             return positions
         self.require(int(positions.max()) + 1)
         index = positions + self._first
-        slots = self._blocks[index // self._block_tokens] * self._block_tokens + index % self._block_tokens
-        if len(np.unique(slots)) != len(slots):
+        places = index // self._block_tokens
+        slots = index + (self._blocks[places] - places) * self._block_tokens
+        used = self._blocks[places[np.flatnonzero(np.diff(places, prepend=-1))]]
+        # Blocks that differ have no slot in common; else all slots are looked at.
+        if len(np.unique(used)) != len(used) and len(np.unique(slots)) != len(slots):
             raise KvblendError("INVALID_ARGUMENT", "block_ids names a block twice among those to be copied")
         return slots

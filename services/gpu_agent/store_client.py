@@ -1,6 +1,6 @@
 """Calls to the store: with a deadline and this agent's token; failures as errors of the one table."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -46,6 +46,18 @@ class StoreClient:
             return getattr(self._stub, method)(request, timeout=timeout, metadata=self._metadata)
         except grpc.RpcError as error:
             raise store_error(error) from error
+
+    def start(self, method: str, request: Any, timeout: float) -> Callable[[], Any]:
+        """Begins what `call` does; what it returns waits for the answer."""
+        running = getattr(self._stub, method).future(request, timeout=timeout, metadata=self._metadata)
+
+        def answer() -> Any:
+            try:
+                return running.result()
+            except grpc.RpcError as error:
+                raise store_error(error) from error
+
+        return answer
 
     def lookup(self, request: store.LookupRequest, timeout: float) -> Any:
         """The running stream: iterate it (grpc.RpcError), or cancel it."""

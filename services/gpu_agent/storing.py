@@ -5,11 +5,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import numpy as np
-import xxhash
 
 from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
 from kvblend.v1 import store_pb2 as store
+from services.common.checksums import checksum_of
 from services.common.errors import KvblendError
 from services.common.failpoints import passage
 from services.common.logs import get_logger
@@ -18,8 +18,8 @@ from services.gpu_agent.arena import Arena
 from services.gpu_agent.call import Call
 from services.gpu_agent.devices.base import Bytes, Device, Hung, KvMemory, Piece, Stopped
 from services.gpu_agent.instances import Instance
+from services.gpu_agent.leased import Ref, ref_of
 from services.gpu_agent.lookups import NOT_ERRORS
-from services.gpu_agent.plan import Ref, ref_of
 from services.gpu_agent.ranges import mask_of, parse_ranges
 from services.gpu_agent.requests import store_request_id
 from services.gpu_agent.sessions import SETTLE_SECONDS, SessionLost, StoreLink, StoreSession
@@ -46,8 +46,8 @@ class _Copy:
     grant: store.ChunkGrant
     # By layer group; groups that are stored already have none.
     blocks: dict[int, Bytes]
-    # Of the blocks, where the device computed them while copying.
-    checksums: dict[int, int] = field(default_factory=dict)
+    # Of the blocks; None where the device had none.
+    checksums: dict[int, int | None] = field(default_factory=dict)
     reason: common.Reason = _GOOD
 
     @property
@@ -113,7 +113,8 @@ class Storer:
         if copies:
             try:
                 passage("agent.gather")
-                written = _gather(instance, memory, arena, copies, slots, call)
+                with self._link.client.latencies.timed("store.copy"):
+                    written = _gather(instance, memory, arena, copies, slots, call)
             except Hung:
                 # Quarantines the blocks: a lost session is called drained only when nothing copies in it any more.
                 self._link.distrust(session)
@@ -235,7 +236,7 @@ def _open_grant(instance: Instance, arena: Arena, grant: store.ChunkGrant) -> _C
             copy.reason = common.REASON_COPY_FAILED
             break
         try:
-            copy.blocks[place.group] = arena.block(place)
+            copy.blocks[place.group] = arena.block(place.header, place.slab, place.offset, place.payload_bytes)
         except (ValueError, OSError) as error:
             _log.error("a granted block cannot be mapped", detail=str(error))
             copy.reason = common.REASON_OUT_OF_BOUNDS
@@ -252,12 +253,10 @@ def _gather(
         for group in range(len(instance.layout.groups)):
             wanted = [copy for copy in copies if copy.good and group in copy.blocks]
             if wanted:
-                checksums = memory.gather(group, [_piece(copy, group, slots) for copy in wanted], call.watch)
-                for copy, checksum in zip(wanted, checksums or (), strict=bool(checksums)):
+                found = memory.gather(group, [_piece(copy, group, slots) for copy in wanted], call.watch)
+                for copy, checksum in zip(wanted, found, strict=True):
                     copy.checksums[group] = checksum
-        for copy in copies:
-            if copy.good:
-                written.update(_seal(arena, copy))
+        written = _seal(arena, [copy for copy in copies if copy.good])
         # Slots may be written by others once the request has ended: what was read since then is not its KV.
         call.watch()
     except Stopped as stopped:
@@ -272,20 +271,24 @@ def _gather(
 
 def _piece(copy: _Copy, group: int, slots: Slots) -> Piece:
     first, tokens = copy.grant.first_token, copy.grant.tokens
-    return Piece(copy.blocks[group], tokens, 0, slots[first : first + tokens])
+    return Piece(copy.blocks[group], tokens, 0, slots[first : first + tokens], checked=True)
 
 
-def _seal(arena: Arena, copy: _Copy) -> dict[Ref, store.WrittenObject]:
-    """Checksums of a chunk's objects, and whether the blocks were this reservation's to the end."""
-    sealed = {}
-    for place in copy.grant.places:
-        checksum = copy.checksums.get(place.group)
-        if checksum is None:
-            checksum = xxhash.xxh3_64_intdigest(copy.blocks[place.group].data)
-        sealed[ref_of(place)] = store.WrittenObject(
-            object=store.ObjectRef(header=place.header, generation=place.generation), checksum=checksum
-        )
-        copy.reason = copy.reason or arena.staleness(place)
+def _seal(arena: Arena, copies: list[_Copy]) -> dict[Ref, store.WrittenObject]:
+    """Checksums of the chunks' objects, and whether the blocks were this reservation's to the end."""
+    sealed: dict[Ref, store.WrittenObject] = {}
+    for copy in copies:
+        for place in copy.grant.places:
+            checksum = copy.checksums[place.group]
+            if checksum is None:
+                checksum = checksum_of(copy.blocks[place.group].data)
+            ref = store.ObjectRef(header=place.header, generation=place.generation)
+            sealed[ref_of(place)] = store.WrittenObject(object=ref, checksum=checksum)
+    headers, generations = np.array([*sealed], np.int64).reshape(-1, 2).T
+    stale = dict(zip(sealed, arena.staleness(headers, generations).tolist(), strict=True))
+    for copy in copies:
+        reasons = (stale[ref_of(place)] for place in copy.grant.places)
+        copy.reason = next((reason for reason in reasons if reason != _GOOD), _GOOD)
     return sealed
 
 

@@ -19,6 +19,7 @@ class Chunk:
         "info",
         "key",
         "last_used",
+        "leases",
         "objects",
         "pinned",
         "protectors",
@@ -41,6 +42,8 @@ class Chunk:
         self.in_l2 = False
         # Leases and copies that forbid eviction.
         self.protectors = 0
+        # Of any holder, HELD or not.
+        self.leases = 0
         # Seconds of the state's clock.
         self.last_used = 0.0
         # Bytes of the arena.
@@ -77,6 +80,9 @@ class Catalog:
 
     def get(self, key: ChunkKey) -> Chunk | None:
         return self._chunks.get(key)
+
+    def get_each(self, keys: Iterable[ChunkKey]) -> Iterator[Chunk | None]:
+        return map(self._chunks.get, keys)
 
     def of_header(self, header: int) -> Chunk | None:
         return self._by_header.get(header)

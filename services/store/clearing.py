@@ -6,7 +6,7 @@ from services.common.errors import KvblendError
 from services.common.identity import SPACE_ID_BYTES
 from services.store.l2.second_tier import L2
 from services.store.state import StoreState
-from services.store.writes import Writes
+from services.store.writing.writes import Writes
 
 
 def validate_scope(scope: pb.ClearScope) -> None:

@@ -2,14 +2,13 @@
 
 import threading
 
-import xxhash
-
 from kvblend.v1 import common_pb2 as pb
+from services.common.checksums import checksum_of
 from services.common.logs import get_logger
-from services.store.answers import Answers
-from services.store.sessions import Sessions
+from services.store.leasing.sessions import Sessions
+from services.store.lookup.answers import Answers
 from services.store.state import StoreState
-from services.store.writes import Writes
+from services.store.writing.writes import Writes
 
 _log = get_logger("keeping")
 
@@ -114,7 +113,7 @@ def verify_one(state: StoreState) -> int:
             return 0
         state.leases.pin(chunk, header)
         payload, expected = state.pool.payload(header), state.pool.headers.get(header, "checksum")
-    intact = xxhash.xxh3_64_intdigest(payload) == expected
+    intact = checksum_of(payload) == expected
     with state.lock:
         state.leases.unpin(chunk, header)
         if chunk.resident:

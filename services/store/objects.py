@@ -35,7 +35,7 @@ def key_of(meta: object_pb2.ObjectMeta, rank: int) -> ObjectKey:
     return ObjectKey(ChunkKey(meta.space_id, meta.domain, meta.chain_hash), meta.group, rank)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ChunkInfo:
     """What all objects of a chunk have in common, beside the key."""
 

@@ -2,23 +2,23 @@
 
 from dataclasses import dataclass
 
-from services.store.admission import Admission
-from services.store.arena import Arena
+from services.store.arena.arena import Arena
+from services.store.arena.recovery import open_pool, restore
 from services.store.catalog import Catalog
 from services.store.eviction import FairShares, make_policy
 from services.store.keeping import Keeper
 from services.store.l2.second_tier import L2, L2Options
 from services.store.l2.writing import WritePolicies
-from services.store.lookup import Lookups
-from services.store.matchers import Client, Matchers
-from services.store.recovery import open_pool, restore
-from services.store.sessions import Sessions
+from services.store.leasing.sessions import Sessions
+from services.store.lookup.lookups import Lookups
+from services.store.lookup.matchers import Client, Matchers
 from services.store.settings import StoreSettings
 from services.store.spaces import ModelSpaces
 from services.store.state import Clock, Outbox, StoreState
 from services.store.tiers.base import Tier
 from services.store.usage import Usage
-from services.store.writes import Writes
+from services.store.writing.admission import Admission
+from services.store.writing.writes import Writes
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from services.common.config import without_login
 from services.common.lifecycle import Boot
 from services.common.server import GrpcServer
 from services.common.tenants import TenantPolicy
-from services.store.arena import Arena, refuse
-from services.store.matcher_client import MatcherClient
+from services.store.arena.arena import Arena, refuse
+from services.store.lookup.matcher_client import MatcherClient
 from services.store.parts import compose, make_state
-from services.store.publisher import NoMatchers, Publisher
+from services.store.publishing.publisher import NoMatchers, Publisher
 from services.store.service import StoreServicer
 from services.store.settings import StoreSettings
 from services.store.state import Clock

@@ -13,17 +13,17 @@ from services.common.identity import HASH_VERSION, OBJECT_FORMAT_VERSION
 from services.common.lifecycle import Boot
 from services.common.metrics import Latencies
 from services.common.tenants import TenantPolicy
-from services.store.admission import cut, wishes_of
 from services.store.check.checks import Checks
 from services.store.clearing import clear, validate_scope
 from services.store.keeping import copies_stopped
-from services.store.leases import HolderKey, Ref
+from services.store.leasing.leases import HolderKey, Ref
+from services.store.lookup.query import make_query
+from services.store.lookup.scoring import score
 from services.store.parts import Parts
-from services.store.query import make_query
 from services.store.reports import dependencies, stats_of
-from services.store.scoring import score
 from services.store.spaces import ResolvedSpace
-from services.store.writes import Promise
+from services.store.writing.admission import cut, wishes_of
+from services.store.writing.writes import Promise
 
 _MAX_REQUEST_ID_BYTES = 128
 # For a call that needs L2 or a matcher and came without much time.
@@ -130,11 +130,12 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):
             released = self._parts.state.leases.release(holder, _refs(request.objects))
         return store_pb2.ReleaseLeasesResponse(released=released)
 
-    def EndRequest(
-        self, request: store_pb2.EndRequestRequest, _context: grpc.ServicerContext
-    ) -> store_pb2.EndRequestResponse:
-        self._parts.lookups.end_request(request.session_id, request.request_id)
-        return store_pb2.EndRequestResponse()
+    def EndRequests(
+        self, request: store_pb2.EndRequestsRequest, _context: grpc.ServicerContext
+    ) -> store_pb2.EndRequestsResponse:
+        for request_id in request.request_ids:
+            self._parts.lookups.end_request(request.session_id, request_id)
+        return store_pb2.EndRequestsResponse()
 
     # Writing.
 

@@ -16,16 +16,16 @@ from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import object_pb2
 from services.common.arena_format import FLAG_IN_L2, FLAG_PINNED, BlockState
 from services.common.failpoints import passage
-from services.store.arena_usage import ArenaUsage
-from services.store.blocks import BlockPool, Writer, block_bytes
+from services.store.arena.blocks import BlockPool, Writer, block_bytes
+from services.store.arena.scattered import in_the_way
+from services.store.arena.usage import ArenaUsage
 from services.store.catalog import Catalog, Chunk
-from services.store.changes import STORE_OWNER, Added, Change, Removed
 from services.store.eviction import FairShares
-from services.store.leases import HolderKey, LeaseTable, Objects, Ref
+from services.store.leasing.leases import HolderKey, LeaseTable, Objects, Ref
+from services.store.leasing.sampling import Sampler
 from services.store.names import ANY
 from services.store.objects import ChunkKey, ObjectKey, info_of
-from services.store.sampling import Sampler
-from services.store.scattered import in_the_way
+from services.store.publishing.changes import STORE_OWNER, Added, Change, Removed
 from services.store.stats import Stats
 from services.store.usage import Usage
 
@@ -34,7 +34,7 @@ _MOST_SPARED = 32
 
 
 class Outbox(Protocol):
-    """The store's stream of changes to the matchers' log (services/store/publisher.py). `append` never blocks."""
+    """The store's stream of changes to the matchers' log (publishing/publisher.py). `append` never blocks."""
 
     def append(self, change: Change) -> int: ...
 
@@ -264,7 +264,7 @@ class StoreState:
     def all_usable(self, keys: Iterable[ChunkKey]) -> list[Chunk | None]:
         """As `usable`, for each key."""
         wall = self.clock.wall()
-        chunks = map(self.catalog.get, keys)
+        chunks = self.catalog.get_each(keys)
         return [chunk if chunk is not None and chunk.usable(wall) else None for chunk in chunks]
 
     def touch(self, chunks: Sequence[Chunk]) -> None:
@@ -387,5 +387,8 @@ def rank_objects(chunks: Sequence[Chunk], rank: int) -> tuple[list[int], Sequenc
     The chunks are complete and of one space.
     """
     groups = range(chunks[0].info.groups) if chunks else range(0)
+    if len(groups) == 1:
+        place = (0, rank)
+        return [chunk.objects[place] for chunk in chunks], chunks
     headers = [chunk.objects[group, rank] for chunk in chunks for group in groups]
-    return headers, chunks if len(groups) == 1 else [chunk for chunk in chunks for _ in groups]
+    return headers, [chunk for chunk in chunks for _ in groups]

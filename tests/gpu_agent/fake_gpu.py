@@ -17,12 +17,15 @@ import numpy as np
 import torch
 
 from kvblend.v1 import agent_pb2 as pb
-from services.gpu_agent.devices.cuda.batches import Packed
+from services.common.checksums import MULTIPLIERS, SHIFTS, STEP
+from services.gpu_agent.devices.cuda.batches import TILE, Packed
 from services.gpu_agent.devices.cuda.lane import Lane
 from services.gpu_agent.devices.cuda.memory import DTYPES, CudaKvMemory
 from services.gpu_agent.devices.cuda.planes import GPTJ, NO_ROPE, Constants
 from services.gpu_agent.devices.shared_memory import SharedMemoryFile
 from services.gpu_agent.layouts import Layout
+
+_U64 = (1 << 64) - 1
 
 
 class FakeStream:
@@ -41,6 +44,10 @@ class FakeStream:
         event = FakeEvent(self.gpu)
         event.record(other)
         self.wait_event(event)
+
+    def query(self) -> bool:
+        self.gpu.step()
+        return not self.work
 
     def synchronize(self) -> None:
         while self.work:
@@ -89,6 +96,7 @@ class FakeGpu:
         self.in_flight = 0
         # (first address, end) of what kernels may touch outside the slots.
         self.engine_memory: list[tuple[int, int]] = []
+        self.signals = self.stream()
 
     def enter(self) -> None:
         pass
@@ -127,6 +135,12 @@ class FakeGpu:
     def to_host(self, device: int, host: int, pitch: int, width: int, rows: int, stream: FakeStream) -> None:
         self._later(stream, lambda: self._copy(host, pitch, device, width, width, rows))
 
+    def signal(self, address: int, value: int, stream: FakeStream) -> None:
+        self._later(stream, lambda: self.set_value(address, value))
+
+    def set_value(self, address: int, value: int) -> None:
+        ctypes.c_uint64.from_address(address).value = value
+
     def _copy(self, target: int, target_pitch: int, source: int, source_pitch: int, width: int, rows: int) -> None:
         for row in range(rows):
             ctypes.memmove(target + row * target_pitch, source + row * source_pitch, width)
@@ -162,7 +176,8 @@ def plain_kernel(
     tiles = tables[packed.tiles :].view(torch.int64)
     slots = tables[packed.slots :].view(torch.int32)
     for number in range(grid[0]):
-        start, pitch, row, tokens, first, first_plane, count, rotation = tiles[8 * number : 8 * number + 8].tolist()
+        columns = tiles[len(TILE) * number : len(TILE) * (number + 1)].tolist()
+        start, pitch, row, tokens, first, first_plane, count, rotation, target, first_word, plane_words = columns
         assert 0 <= count <= grid[1], "these are no tables"
         assert 0 <= tokens <= known.tile_tokens, "these are no tables"
         for plane in range(count):
@@ -185,6 +200,27 @@ def plain_kernel(
                         for at in (packed.cos, packed.sin)
                     )
                     engine.copy_(rotated(stored, cos, sin, known))
+            if target >= 0:
+                inside = start + plane * pitch + first * known.heads * known.size
+                words = staging[inside : inside + tokens * known.heads * known.size].view(torch.uint8).numpy()
+                sums = tables[packed.sums :].view(torch.int64)
+                sums[target] += signed(terms_of(words.tobytes(), first_word + plane * plane_words))
+
+
+def terms_of(data: bytes, number: int) -> int:
+    """The sum of the terms of these words, by the checksum's definition."""
+    words = np.frombuffer(data, "<u8").tolist()
+    return sum(mix(word ^ ((number + place) * STEP & _U64)) for place, word in enumerate(words)) & _U64
+
+
+def mix(word: int) -> int:
+    for shift, multiplier in zip(SHIFTS, (*MULTIPLIERS, 1), strict=True):
+        word = (word ^ word >> shift) * multiplier & _U64
+    return word
+
+
+def signed(word: int) -> int:
+    return word - (1 << 64 if word >> 63 else 0)
 
 
 def rotated(keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, known: Constants) -> torch.Tensor:
@@ -216,7 +252,9 @@ def engine_view(
 class Opened:
     """Shared memory in place of an engine's GPU memory."""
 
-    def __init__(self, gpu: FakeGpu, handles: Sequence[pb.DeviceHandle]) -> None:
+    def __init__(
+        self, gpu: FakeGpu, handles: Sequence[pb.DeviceHandle], semaphores: pb.DeviceHandle | None = None
+    ) -> None:
         self._gpu = gpu
         self.mapped_bytes = sum(handle.bytes for handle in handles)
         self._files = [SharedMemoryFile(handle, Path("/dev/shm")) for handle in handles]
@@ -226,6 +264,11 @@ class Opened:
             for array, handle in zip(self._arrays, handles, strict=True)
         ]
 
+        self.semaphores = semaphores.bytes // 8 if semaphores is not None else 0
+        if semaphores is not None:
+            self._files.append(SharedMemoryFile(semaphores, Path("/dev/shm")))
+            self._arrays.append(np.frombuffer(self._files[-1].map, np.uint8))
+        self.first_semaphore = int(self._arrays[-1].ctypes.data)
         gpu.engine_memory = [(start, start + handle.bytes) for start, handle in zip(self.starts, handles, strict=True)]
 
     def close(self) -> None:
@@ -258,8 +301,10 @@ class FakeDevice:
         fake: Any = self.gpu
         self.inbound, self.outbound = (Lane(fake, host, slot_bytes, hang_seconds, way) for way in (True, False))
 
-    def open(self, handles: Sequence[pb.DeviceHandle], layout: Layout) -> CudaKvMemory:
+    def open(
+        self, handles: Sequence[pb.DeviceHandle], layout: Layout, semaphores: pb.DeviceHandle | None = None
+    ) -> CudaKvMemory:
         assert layout.dtype in DTYPES
         fake: Any = self.gpu
-        opened: Any = Opened(self.gpu, handles)
+        opened: Any = Opened(self.gpu, handles, semaphores)
         return CudaKvMemory(fake, self.start, opened, layout, self.inbound, self.outbound)

@@ -237,9 +237,9 @@ class FakeStore(store_pb2_grpc.StoreServiceServicer):
         self._enter("ReleaseLeases", request, context)
         return store.ReleaseLeasesResponse(released=len(request.objects))
 
-    def EndRequest(self, request: Any, context: Any) -> Any:
-        self._enter("EndRequest", request, context)
-        return store.EndRequestResponse()
+    def EndRequests(self, request: Any, context: Any) -> Any:
+        self._enter("EndRequests", request, context)
+        return store.EndRequestsResponse()
 
     def Abort(self, request: Any, context: Any) -> Any:
         self._enter("Abort", request, context)

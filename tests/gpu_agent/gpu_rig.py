@@ -112,12 +112,13 @@ class GpuStack(Stack):
 
 
 @contextmanager
-def gpu_stack(arena_mib: int, *agent_flags: str, matcher: bool = True) -> Iterator[GpuStack]:
+def gpu_stack(arena_mib: int, *agent_flags: str, matcher: bool = True, verify: bool = False) -> Iterator[GpuStack]:
+    """`verify`: what is read is compared with its checksum, always."""
     with TemporaryDirectory(prefix="kvb-", dir="/dev/shm") as directory:
         with closing(GpuStack(Path(directory), arena_mib)) as stack:
             if matcher:
                 stack.start_matcher()
-            stack.start_store()
+            stack.start_store(*(["--verify-share", "1"] if verify else []))
             stack.start_agent("agent", *agent_flags)
             stack.wait_agent()
             yield stack

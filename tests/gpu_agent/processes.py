@@ -49,11 +49,11 @@ class Stack:
                 assert time.monotonic() < give_up_at, "the matcher is not ready"
                 time.sleep(0.02)
 
-    def start_store(self) -> None:
+    def start_store(self, *more: str) -> None:
         size = str(self._arena_bytes)
         arena = ["--arena-dir", f"{self.directory}/arena", "--arena-bytes", size, "--slab-bytes", size]
         times = ["--reservation-ttl-seconds", "1", "--session-grace-seconds", "0.5"]
-        self.start("store", "services.store", *arena, *times, "--matcher", self.target("matcher"))
+        self.start("store", "services.store", *arena, *times, "--matcher", self.target("matcher"), *more)
 
     def start_agent(self, name: str = "agent") -> None:
         flags = ["--store", self.target("store"), "--name", name, "--heartbeat-seconds", "0.2"]

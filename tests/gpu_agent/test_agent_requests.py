@@ -74,7 +74,7 @@ def test_a_newer_attempt_or_other_tokens_supersede(stored: Rig, changes: dict[st
     waiter.join(5)
     assert old[0].startswith("SUPERSEDED")
     # The old one's leases ended before the new one's began.
-    assert called(stored.fake, "Lookup", "EndRequest") == ["Lookup", "EndRequest", "Lookup"]
+    assert called(stored.fake, "Lookup", "EndRequests") == ["Lookup", "EndRequests", "Lookup"]
 
 
 def called(fake: FakeStore, *names: str) -> list[str]:
@@ -95,7 +95,7 @@ def test_case_01_ending_before_the_retrieve_gives_everything_back(stored: Rig) -
     stored.lookup(TEXT)
     assert stored.ping().oldest_lease_ms >= 0
     stored.end()
-    stored.wait_for(lambda: len(stored.fake.named("EndRequest")) == 1)
+    stored.wait_for(lambda: len(stored.fake.named("EndRequests")) == 1)
     for attempt in (lambda: get(stored), lambda: stored.retrieve(OTHER)):
         with pytest.raises(CallFailed, match="UNKNOWN_REQUEST"):
             attempt()
@@ -107,7 +107,7 @@ def test_case_03_ending_twice_or_first_or_for_nobody_is_nothing(stored: Rig) -> 
     stored.end()
     stored.end()
     stored.call("EndSession", pb.EndSessionRequest(instance_id="nobody", request_id="r"))
-    stored.wait_for(lambda: len(stored.fake.named("EndRequest")) == 1)
+    stored.wait_for(lambda: len(stored.fake.named("EndRequests")) == 1)
     assert stored.lookup(TEXT).prefix_tokens == 40
 
 
@@ -117,7 +117,7 @@ def test_ending_while_the_lookup_runs_ends_it(stored: Rig) -> None:
     stored.lookup(TEXT, no_wait=True)
     started = time.monotonic()
     stored.end()
-    stored.wait_for(lambda: len(stored.fake.named("EndRequest")) == 1)
+    stored.wait_for(lambda: len(stored.fake.named("EndRequests")) == 1)
     assert time.monotonic() - started < 4, "it did not wait for the store's answer"
     slow.set()
 
@@ -127,18 +127,18 @@ def test_ending_during_a_retrieve_stops_it_and_ends_its_copies(stored: Rig) -> N
     stored.fake.before["BeginCopy"] = lambda _: stored.end()
     response = stored.retrieve(OTHER)
     assert failures(response) == [(0, 40, "SUPERSEDED")]
-    assert len(stored.fake.named("EndCopy")) == 1
-    stored.wait_for(lambda: len(stored.fake.named("EndRequest")) == 1)
-    assert called(stored.fake, "EndCopy", "EndRequest") == ["EndCopy", "EndRequest"]
+    stored.wait_for(lambda: len(stored.fake.named("EndRequests")) == 1)
+    assert called(stored.fake, "EndCopy", "EndRequests") == ["EndCopy", "EndRequests"]
 
 
 def test_kept_leases_end_with_the_request(stored: Rig) -> None:
     stored.lookup(TEXT)
     stored.retrieve(OTHER, keep_leases=True)
+    stored.wait_for(lambda: len(stored.fake.named("EndCopy")) == 1)
     (ended,) = stored.fake.named("EndCopy")
     assert (len(ended.objects), ended.keep) == (3, True)
     stored.end()
-    stored.wait_for(lambda: len(stored.fake.named("EndRequest")) == 1)
+    stored.wait_for(lambda: len(stored.fake.named("EndRequests")) == 1)
 
 
 def test_a_segment_is_dropped_until_the_rope_is_proven(rig: Rig) -> None:
@@ -234,7 +234,7 @@ def test_the_oldest_request_is_ended_when_there_are_too_many(fake: FakeStore) ->
     with running_agent(fake, max_requests=2) as rig:
         for name in ("a", "b", "c"):
             rig.lookup(TEXT, name)
-        rig.wait_for(lambda: [item.request_id for item in fake.named("EndRequest")] == ["engine-1/a"])
+        rig.wait_for(lambda: [list(item.request_ids) for item in fake.named("EndRequests")] == [["engine-1/a"]])
         with pytest.raises(CallFailed, match="UNKNOWN_REQUEST"):
             get(rig, "a")
 
@@ -274,5 +274,50 @@ def test_a_lookup_and_its_end_are_one_call_each_to_the_store(stored: Rig) -> Non
     stored.fake.calls.clear()
     stored.lookup(TEXT)
     stored.end()
-    stored.wait_for(lambda: bool(stored.fake.named("EndRequest")))
-    assert [name for name, _ in stored.fake.calls if name not in ("PingStore", "Session")] == ["Lookup", "EndRequest"]
+    stored.wait_for(lambda: bool(stored.fake.named("EndRequests")))
+    assert [name for name, _ in stored.fake.calls if name not in ("PingStore", "Session")] == ["Lookup", "EndRequests"]
+
+
+def ended(rig: Rig) -> list[str]:
+    """What the store was told of, in order."""
+    return [name for request in rig.fake.named("EndRequests") for name in request.request_ids]
+
+
+def test_requests_that_end_together_are_told_in_few_calls_and_each_once(stored: Rig) -> None:
+    names = [f"r{number}" for number in range(24)]
+    for name in names:
+        stored.lookup(TEXT, name)
+    # Telling takes a while: what ends meanwhile goes with the next call.
+    stored.fake.before["EndRequests"] = lambda _: time.sleep(0.05)
+    for name in names:
+        stored.end(name)
+    stored.wait_for(lambda: len(ended(stored)) >= len(names))
+    assert sorted(ended(stored)) == sorted(f"{INSTANCE}/{name}" for name in names)
+    assert len(stored.fake.named("EndRequests")) < len(names) / 2
+
+
+def test_a_request_whose_copy_still_runs_holds_no_other_back(stored: Rig) -> None:
+    goes_on = threading.Event()
+    stored.lookup(TEXT, "slow")
+    stored.lookup(TEXT, "other")
+    stored.fake.before["BeginCopy"] = lambda _: goes_on.wait(20)
+    copying = threading.Thread(target=lambda: stored.retrieve(OTHER, request_id="slow"))
+    copying.start()
+    try:
+        stored.wait_for(lambda: bool(stored.fake.named("BeginCopy")))
+        stored.end("slow")
+        stored.end("other")
+        stored.wait_for(lambda: ended(stored) == [f"{INSTANCE}/other"])
+    finally:
+        goes_on.set()
+        copying.join(20)
+    stored.wait_for(lambda: len(stored.fake.named("EndRequests")) == 2)
+
+
+def test_ends_are_told_also_after_a_call_that_failed(stored: Rig) -> None:
+    stored.fake.errors["EndRequests"] = ["INTERNAL"]
+    for number, name in enumerate(("a", "b"), 1):
+        stored.lookup(TEXT, name)
+        stored.end(name)
+        stored.wait_for(lambda wanted=number: len(ended(stored)) == wanted)
+    assert stored.lookup(TEXT, "a").prefix_tokens == 40

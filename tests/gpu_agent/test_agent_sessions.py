@@ -56,7 +56,7 @@ def test_a_vanished_engine_is_forgotten_and_its_requests_end(rig: Rig, how: str)
     rig.lookup(TEXT)
     getattr(stream, how)()
     rig.wait_for(lambda: not registered(rig))
-    rig.wait_for(lambda: len(rig.fake.named("EndRequest")) == 1)
+    rig.wait_for(lambda: len(rig.fake.named("EndRequests")) == 1)
     with pytest.raises(CallFailed, match="UNKNOWN_INSTANCE"):
         rig.lookup(TEXT)
 

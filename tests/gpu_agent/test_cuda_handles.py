@@ -99,7 +99,7 @@ class FakeDriver:
 
 def opened(driver: FakeDriver, *handles: pb.DeviceHandle) -> OpenedHandles:
     fake: Any = driver
-    return OpenedHandles(fake, GPU, handles)
+    return OpenedHandles(fake, GPU, handles, None)
 
 
 def test_parts_of_one_allocation_are_opened_once() -> None:

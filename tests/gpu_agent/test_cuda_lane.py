@@ -1,5 +1,6 @@
 """Everything of the cuda device but CUDA itself: tables, batches, lanes, on a GPU that runs as late as it may."""
 
+import ctypes
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,13 +12,14 @@ import numpy as np
 import pytest
 import test_round_trip as round_trip
 from engine_memory import EngineMemory, make_rope, model_space, same_bits
-from fake_gpu import FakeDevice, FakeEvent, FakeStream
+from fake_gpu import FakeDevice, FakeEvent, FakeGpu, FakeStream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_round_trip import Case, cases
 
 from kvblend.layouts import KvShape
 from kvblend.v1 import common_pb2 as common
+from services.common.checksums import checksum_of
 from services.common.errors import KvblendError
 from services.gpu_agent.devices import cpu
 from services.gpu_agent.devices.base import Hung, Piece, Stopped
@@ -93,7 +95,7 @@ class Transfer:
         stack.callback(self.memory.close)
         self.slots = np.random.default_rng(1).permutation(64).astype(np.int64)
         self.block = np.zeros(64 * layout.groups[0].token_bytes, np.uint8)
-        self.piece = Piece(self.block, 64, 0, self.slots)
+        self.piece = Piece(self.block, 64, 0, self.slots, checked=True)
 
     def gather(self, watch: Any = lambda: None) -> None:
         self.memory.gather(0, [self.piece], watch)
@@ -171,6 +173,28 @@ def test_a_kernel_that_hangs_while_it_is_prepared_is_said_and_shuts_its_lane_unt
         transfer.memory.prepare([rope_spec(NEOX)])
         transfer.gather()
         assert transfer.arrived()
+
+
+@pytest.mark.parametrize("way", ["to_device", "to_host"])
+def test_what_is_damaged_on_the_link_does_not_fit_its_checksum(transfer: Transfer, way: str) -> None:
+    transfer.gather()
+    gpu, right = transfer.device.gpu, FakeGpu._copy
+
+    def damage(self: FakeGpu, target: int, *rest: int) -> None:
+        right(self, target, *rest)
+        if rest[-1] * rest[-2] >= 1024:
+            ctypes.memset(target + 100, 0xFF, 1)
+
+    with mock.patch.object(FakeGpu, "_copy", damage):
+        if way == "to_host":
+            (found,) = transfer.memory.gather(0, [transfer.piece], lambda: None)
+        else:
+            (found,) = transfer.memory.scatter(0, [transfer.piece], rope_spec(NEOX), lambda: None)
+    assert gpu.in_flight == 0
+    assert found is not None
+    assert found != checksum_of(transfer.block.data)
+    (found,) = transfer.memory.scatter(0, [transfer.piece], rope_spec(NEOX), lambda: None)
+    assert found == checksum_of(transfer.block.data)
 
 
 def _give_up() -> None:

@@ -7,16 +7,17 @@ from itertools import count
 import numpy as np
 import pytest
 import torch
-import xxhash
 from agent_rig import INSTANCE, encode, outcomes, ranges
 from gpu_rig import GpuRig, GpuStack, gpu_stack, needs_gpu
 from test_round_trip import ROPES, TOLERANCE, check_moved
 
+from kvblend.cuda_memory import cuda_handle, set_semaphore, wait_for_semaphore
 from kvblend.layouts import ARRANGEMENTS, KvShape
 from kvblend.results import Segments
 from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
 from kvblend.v1 import store_pb2 as store
+from services.common.checksums import checksum_of
 
 pytestmark = needs_gpu
 
@@ -25,7 +26,7 @@ SEEDS = count(1)
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[GpuStack]:
-    with gpu_stack(256, "--staging-mib", "1") as running:
+    with gpu_stack(256, "--staging-mib", "1", verify=True) as running:
         yield running
 
 
@@ -133,7 +134,7 @@ def test_the_layout_is_proven_by_a_pattern(stack: GpuStack) -> None:
     rig = stack.gpu_rig("paged_hnd", shape_of(case, "paged_hnd", case.tokens), ROPES["neox"](16), next(SEEDS))
     table, slots = slot_map(rig, 5)
     bits = rig.engine.read(slots[:21]).contiguous().view(torch.uint8).numpy()
-    right = xxhash.xxh3_64_intdigest(bits.tobytes())
+    right = checksum_of(bits.tobytes())
     for checksum, proven in ((right, True), (right ^ 1, False)):
         request = pb.ProveLayoutRequest(
             instance_id=INSTANCE,
@@ -142,6 +143,58 @@ def test_the_layout_is_proven_by_a_pattern(stack: GpuStack) -> None:
             expected_checksums=np.array([checksum], "<u8").tobytes(),
         )
         assert rig.call("ProveLayout", request).proven == proven
+
+
+def test_damage_in_the_arena_is_found_on_the_gpu(stack: GpuStack) -> None:
+    """By the checksum that the GPU itself made of what it stored."""
+    case = Case(tokens=48, layers=8)
+    rig = stack.gpu_rig("paged_nhd", shape_of(case, "paged_nhd", 48), ROPES["neox"](16), next(SEEDS))
+    table, slots = slot_map(rig, 7)
+    marker = torch.full((2, 16), 123.0, dtype=torch.bfloat16)
+    rig.engine.token(3, 1, slots[20]).copy_(marker)
+    torch.cuda.synchronize()
+    text = list(range(90_000, 90_048))
+    assert {name for name, _ in outcomes(rig.store(text, table))} == {"STORED"}
+    (slab,) = stack.directory.glob("arena/slab*")
+    memory = np.memmap(slab, np.uint8, "r+")
+    pattern = marker.view(torch.uint8).numpy().tobytes()
+    place = memory.tobytes().index(pattern)
+    memory[place + 5] ^= 1
+    assert rig.lookup([*text, 1], "damaged").prefix_tokens == 48
+    response = rig.retrieve(table, "damaged")
+    assert ranges(response.written) == [(0, 16), (32, 48)]
+    assert [common.Reason.Name(item.reason) for item in response.failed] == ["REASON_CHECKSUM_MISMATCH"]
+
+
+def test_an_engine_s_stream_goes_on_layer_by_layer(stack: GpuStack) -> None:
+    """It waits for each step's semaphore and copies the step's layers at once: they are those of the end."""
+    case = Case(tokens=64, layers=8, heads=8, head_size=128)
+    rig = stack.gpu_rig("paged_nhd", shape_of(case, "paged_nhd", 64), ROPES["neox"](128), next(SEEDS))
+    semaphores = torch.zeros(8, dtype=torch.int64, device="cuda")
+    rig.register(semaphores=cuda_handle(semaphores.data_ptr(), semaphores.nbytes))
+    table, _ = slot_map(rig, 8)
+    text = list(range(95_000, 95_064))
+    assert {name for name, _ in outcomes(rig.store(text, table))} == {"STORED"}
+    wanted = [tensor.clone() for tensor in rig.engine.tensors]
+    for tensor in rig.engine.tensors:
+        tensor.zero_()
+    torch.cuda.synchronize()
+    stream, seen = torch.cuda.Stream(), []
+    with torch.cuda.stream(stream):
+        for step in range(4):
+            wait_for_semaphore(stream.cuda_stream, semaphores.data_ptr() + 8 * (2 + step), 9)
+            seen += [tensor.clone() for tensor in rig.engine.tensors[4 * step : 4 * step + 4]]
+    try:
+        assert not stream.query()
+        assert rig.lookup([*text, 1], "steps").prefix_tokens == 64
+        response = rig.retrieve(table, "steps", steps=pb.LayerSteps(count=4, first=2, value=9))
+        assert ranges(response.written) == [(0, 64)]
+    finally:
+        for step in range(4):
+            set_semaphore(torch.cuda.current_stream().cuda_stream, semaphores.data_ptr() + 8 * (2 + step), 9)
+    torch.cuda.synchronize()
+    assert semaphores.tolist() == [0, 0, 9, 9, 9, 9, 0, 0]
+    assert all(torch.equal(one, two) for one, two in zip(seen, wanted, strict=True))
 
 
 def test_the_agent_waits_for_the_engines_event(stack: GpuStack) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import xxhash
 from agent_rig import INSTANCE, ROPE, SHAPE, CallFailed, Rig, blocks, outcomes, running_agent, slots_of
 from engine_memory import EngineMemory, make_rope, model_space
 from fake_store import FakeStore
@@ -14,6 +13,7 @@ from kvblend.layouts import ARRANGEMENTS, KvShape, buffer_bytes
 from kvblend.memory import SharedBuffer
 from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
+from services.common.checksums import checksum_of
 from services.gpu_agent.layouts import check_layout
 
 
@@ -302,7 +302,7 @@ def test_a_layout_is_proven_by_a_pattern(rig: Rig, arrangement: str) -> None:
     table, slots = blocks(4, 2, 9, 0, 1, 7), slots_of(blocks(4, 2, 9, 0, 1, 7), range(tokens))
     if arrangement == "contiguous":
         table, slots = pb.SlotMap(first_slot=5), list(range(5, 5 + tokens))
-    checksum = xxhash.xxh3_64_intdigest(engine.read(slots).numpy().tobytes()).to_bytes(8, "little")
+    checksum = checksum_of(engine.read(slots).numpy().tobytes()).to_bytes(8, "little")
     request = pb.ProveLayoutRequest(instance_id=INSTANCE, slots=table, tokens=tokens, expected_checksums=checksum)
     assert rig.call("ProveLayout", request).proven
     # The same memory declared in another order.

@@ -1,5 +1,6 @@
 """Engine to arena to another place of another engine, through every arrangement, against plain indexing."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from kvblend.layouts import ARRANGEMENTS, KvShape
 from kvblend.v1 import common_pb2 as common
+from services.common.checksums import WORD_BYTES, checksum_of
 from services.gpu_agent.devices import cpu
 from services.gpu_agent.devices.base import Piece
 from services.gpu_agent.layouts import check_layout
@@ -119,8 +121,9 @@ def gather(
     pieces = []
     for first in range(0, case.tokens, case.chunk):
         part = np.array(slots[first : first + case.chunk], np.int64)
-        pieces.append(Piece(np.zeros(len(part) * layout.groups[0].token_bytes, np.uint8), len(part), 0, part))
-    memory.gather(0, pieces, lambda: None)
+        block = np.zeros(len(part) * layout.groups[0].token_bytes, np.uint8)
+        pieces.append(Piece(block, len(part), 0, part, checked=True))
+    check_checksums(pieces, memory.gather(0, pieces, lambda: None), case)
     memory.close()
     return [piece.block for piece in pieces]
 
@@ -142,10 +145,20 @@ def scatter(
             number, skip = divmod(position, case.chunk)
             end = min((number + 1) * case.chunk, first + length)
             tokens = min(case.chunk, case.tokens - number * case.chunk)
-            pieces.append(Piece(objects[number], tokens, skip, np.array(slots[position:end], np.int64), delta))
+            pieces.append(Piece(objects[number], tokens, skip, np.array(slots[position:end], np.int64), delta, True))
             position = end
-    memory.scatter(0, pieces, rope_spec(rope), lambda: None)
+    check_checksums(pieces, memory.scatter(0, pieces, rope_spec(rope), lambda: None), case)
     memory.close()
+
+
+def check_checksums(pieces: Sequence[Piece], found: Sequence[int | None], case: Case) -> None:
+    """Every block that was copied whole has its checksum, if a token's plane is whole words."""
+    words = case.heads * case.head_size * (4 if case.dtype == common.DTYPE_FLOAT32 else 2) % WORD_BYTES == 0
+    for piece, checksum in zip(pieces, found, strict=True):
+        if piece.whole and (words or checksum is not None):
+            assert checksum == checksum_of(piece.block.data)
+        else:
+            assert checksum is None
 
 
 def check_moved(found: torch.Tensor, wanted: torch.Tensor, rope: common.Rope, delta: int, tolerance: float) -> None:

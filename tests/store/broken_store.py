@@ -3,12 +3,12 @@
 from typing import Any
 
 from services.common.arena_format import BlockState
+from services.store.arena.headers import HeaderTable
 from services.store.catalog import Catalog
-from services.store.headers import HeaderTable
-from services.store.leases import LeaseTable
-from services.store.publisher import NoMatchers
+from services.store.leasing.leases import LeaseTable
+from services.store.publishing.publisher import NoMatchers
 from services.store.state import StoreState
-from services.store.writes import Writes
+from services.store.writing.writes import Writes
 
 
 def keeps_generations() -> None:

@@ -157,7 +157,7 @@ class Client:
             self.abort(number)
         for request, answer in self._answers.items():
             answer.finish(keep=False)
-            answer.agent.call("EndRequest", _SECONDS, request_id=self._id(request))
+            answer.agent.call("EndRequests", _SECONDS, request_ids=[self._id(request)])
         self._answers.clear()
         self.drain()
 
@@ -215,7 +215,7 @@ class Client:
             answer.agent.call("ReleaseLeases", _SECONDS, request=answer.key, objects=_refs(answer.objects))
 
     def end_request(self, request: str) -> None:
-        self._agents[-1].call("EndRequest", _SECONDS, request_id=self._id(request))
+        self._agents[-1].call("EndRequests", _SECONDS, request_ids=[self._id(request)])
 
     def fill(self, seed: int, chunks: int) -> list[str]:
         """Stores new text and reads it back."""

@@ -6,24 +6,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import xxhash
 
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import matcher_pb2, store_pb2
+from services.common.checksums import checksum_of
 from services.common.errors import KvblendError
 from services.common.tokens import encode_u32
-from services.store.admission import cut, wishes_of
-from services.store.arena import Arena
-from services.store.changes import Added, Change, Cleared
-from services.store.leases import HolderKey
-from services.store.matchers import Client
+from services.store.arena.arena import Arena
+from services.store.leasing.leases import HolderKey
+from services.store.lookup.matchers import Client
+from services.store.lookup.query import make_query
 from services.store.parts import Parts, compose, make_state
-from services.store.query import make_query
+from services.store.publishing.changes import Added, Change, Cleared
 from services.store.settings import StoreSettings
 from services.store.spaces import ResolvedSpace
 from services.store.state import Clock
 from services.store.tiers.base import Tier
-from services.store.writes import Promise
+from services.store.writing.admission import cut, wishes_of
+from services.store.writing.writes import Promise
 
 CHUNK = 16
 SESSION = bytes(range(16))
@@ -58,7 +58,7 @@ def known_bytes(space_id: bytes, domain: int, chain_hash: bytes, group: int, ran
 
 
 def checksum(data: bytes) -> int:
-    return int(xxhash.xxh3_64_intdigest(data))
+    return checksum_of(data)
 
 
 class FakeClock:

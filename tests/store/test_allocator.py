@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from services.common.arena_format import PAGE
-from services.store import allocator as module
-from services.store.allocator import Allocator, page_round
-from services.store.runs import FreeRuns
+from services.store.arena import allocator as module
+from services.store.arena.allocator import Allocator, page_round
+from services.store.arena.free_runs import FreeRuns
 
 SLABS, SLAB_PAGES = 2, 64
 SLAB = SLAB_PAGES * PAGE

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from services.store.arena import check_room
-from services.store.memory import FileSystem, _kind, file_system, huge_page_bytes, reserve
-from services.store.numa import Placement, memory_nodes, parse_nodes, place, placements
+from services.store.arena.arena import check_room
+from services.store.arena.memory import FileSystem, _kind, file_system, huge_page_bytes, reserve
+from services.store.arena.numa import Placement, memory_nodes, parse_nodes, place, placements
 
 _MIB = 1 << 20
 

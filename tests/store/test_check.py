@@ -12,7 +12,7 @@ from kvblend.v1 import store_pb2
 from services.common.arena_format import BlockState, SessionFile, meta_offset
 from services.common.errors import KvblendError
 from services.common.tokens import encode_u32
-from services.store.blocks import Writer
+from services.store.arena.blocks import Writer
 from services.store.check.checks import Checks
 from services.store.check.stopped import check_stopped
 

@@ -13,6 +13,7 @@ import pytest
 import redis
 from process_kit import Agent, StoreProcess, redis_server
 from store_kit import CHUNK, text
+from test_store_neighbours import MatcherProcess
 
 from cli.check import run
 
@@ -32,7 +33,7 @@ def check(
     """(exit code, kind -> (how many, repaired))"""
     code = run(store, None, fix=fix, as_json=True, timeout=60, token=token)
     answer = json.loads(capsys.readouterr().out)
-    assert not any(part["unfinished"] for part in answer["parts"])
+    assert not [part["unfinished"] for part in answer["parts"] if part["unfinished"]]
     assert answer["ok"] == (code == 0)
     return code, {item["kind"]: (item["count"], item["fixed"]) for part in answer["parts"] for item in part["findings"]}
 
@@ -61,7 +62,7 @@ def test_what_is_damaged_anywhere_is_found_and_repaired(shm_dir: Path, capsys: p
             client.delete(parts[0])
             objects, _ = agent.lookup([*text(5, 3 * CHUNK), 1], want_segments=True)
             agent.view(objects[0].place)[7] ^= 1
-            agent.call("EndRequest", request_id="r")
+            agent.call("EndRequests", request_ids=["r"])
 
             wrong = {"PAYLOAD_DAMAGED": 1, "L2_MISSING": 1, "L2_TORN": 1}
             assert check(capsys, store.target) == (1, {kind: (count, 0) for kind, count in wrong.items()})
@@ -71,6 +72,48 @@ def test_what_is_damaged_anywhere_is_found_and_repaired(shm_dir: Path, capsys: p
     finally:
         matcher.kill()
         matcher.wait(30)
+
+
+def test_what_only_l2_has_is_found_again_after_the_log_was_lost(
+    shm_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = [text(seed, 4 * CHUNK) for seed in range(100)]
+    matcher = MatcherProcess(shm_dir)
+    try:
+        with (
+            redis_server() as server,
+            StoreProcess(
+                shm_dir, "--matcher", matcher.target, "--redis-url", server.unix_url, arena_bytes=1 << 20
+            ) as store,
+        ):
+            with Agent(store) as agent:
+                for number, tokens in enumerate(texts):
+                    agent.put(tokens, f"document {number}")
+                    until(lambda: not agent.stats().l2.queued_writes)
+                assert agent.stats().evicted_chunks > 20
+                until(lambda: check(capsys, store.target) == (0, {}))
+
+            # The store's next life knows of no change before it.
+            store.stop()
+            matcher.kill()
+            matcher.lose_log()
+            matcher.restart()
+            store.start()
+            with Agent(store) as agent:
+                until(lambda: is_in_step(agent))
+                lost = check(capsys, store.target)[1]["L2_UNKNOWN"][0]
+                assert lost > 20
+                assert check(capsys, store.target, fix=True) == (0, {"L2_UNKNOWN": (lost, lost)})
+                until(lambda: check(capsys, store.target) == (0, {}))
+                _, summary = agent.lookup([7, *texts[0], 1], want_segments=True)
+                assert len(summary.segments.chain_hashes) == 4 * 32
+    finally:
+        matcher.kill()
+
+
+def is_in_step(agent: Agent) -> bool:
+    dependencies = {item.name: item.ready for item in agent.call("PingStore").liveness.dependencies}
+    return dependencies["publisher"] and not agent.stats().outbox_events
 
 
 def test_under_load_there_is_no_false_alarm(shm_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,7 +131,7 @@ def test_under_load_there_is_no_false_alarm(shm_dir: Path, capsys: pytest.Captur
                         agent.put(tokens)
                         objects, _ = agent.lookup([*tokens, 1], request=str(turn))
                         agent.retrieve(objects, str(turn))
-                        agent.call("EndRequest", request_id=str(turn))
+                        agent.call("EndRequests", request_ids=[str(turn)])
             except BaseException as error:
                 failures.append(error)
 

@@ -12,14 +12,14 @@ from store_kit import CHUNK, SESSION, FakeClock, Outbox
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import store_pb2
 from services.common.tokens import encode_u32
-from services.store import scattered
-from services.store.admission import cut, wishes_of
-from services.store.arena import catalog_bytes, header_count
+from services.store.arena import scattered
+from services.store.arena.arena import catalog_bytes, header_count
 from services.store.catalog import Chunk
 from services.store.parts import make_state
 from services.store.settings import StoreSettings
 from services.store.spaces import ModelSpaces, ResolvedSpace
-from services.store.writes import Promise
+from services.store.writing.admission import cut, wishes_of
+from services.store.writing.writes import Promise
 
 _MIB = 1 << 20
 _GIB = 1 << 30
@@ -187,6 +187,6 @@ def test_what_must_stay_is_never_in_the_way(tmp_path: Path) -> None:
 
 
 def churn_writer() -> Any:
-    from services.store.blocks import Writer
+    from services.store.arena.blocks import Writer
 
     return Writer(SESSION, 1)

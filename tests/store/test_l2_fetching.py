@@ -18,7 +18,7 @@ from services.store.catalog import Chunk
 from services.store.l2.fetching import Fetches, Flow, Order
 from services.store.l2.found import L2Chunk
 from services.store.l2.speed import Speed
-from services.store.leases import HolderKey
+from services.store.leasing.leases import HolderKey
 from services.store.objects import ChunkKey, ObjectKey
 
 # Longer than a busy machine needs; Hypothesis waits for it many times while it looks for the smallest failure.

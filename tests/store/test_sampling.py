@@ -9,7 +9,7 @@ from store_kit import CHUNK, text
 
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import store_pb2
-from services.store.sampling import Sampler
+from services.store.leasing.sampling import Sampler
 
 
 @pytest.mark.parametrize("share", [0.0, 1 / 256, 0.3, 1.0])

@@ -178,7 +178,7 @@ def test_case_60_eight_clients_with_64_streams_each_fail_nothing(shm_dir: Path) 
             assert summary.prefix_tokens == 2 * CHUNK
             assert agent.retrieve(objects, request) == [0, 0]
             agent.put(text(1000 + number, CHUNK))
-            agent.call("EndRequest", request_id=request)
+            agent.call("EndRequests", request_ids=[request])
 
         pools = [stack.enter_context(ThreadPoolExecutor(64)) for _ in agents]
         running = [pool.submit(stream, 8 * place + number) for number, pool in enumerate(pools) for place in range(64)]

@@ -9,9 +9,9 @@ from store_kit import Segment, columns_of
 
 from kvblend.v1 import common_pb2 as pb
 from services.common.tokens import encode_u32
+from services.store.lookup.pieces import Piece
+from services.store.lookup.segments import claims_of
 from services.store.objects import ChunkKey
-from services.store.query import Piece
-from services.store.segments import claims_of
 
 PROMPT = 40
 QUERY: Any = SimpleNamespace(count=PROMPT, space=SimpleNamespace(space_id=b"s" * 16))
@@ -41,8 +41,8 @@ def segments(draw: st.DrawFn) -> Segment:
     )
 
 
-def slow_claims(found: list[Segment]) -> list[Piece]:
-    claims: list[Piece] = []
+def slow_claims(found: list[Segment]) -> list[Piece[ChunkKey]]:
+    claims: list[Piece[ChunkKey]] = []
     covered = 0
     for segment in found:
         lengths = list(memoryview(segment.chunk_lengths).cast("I"))
@@ -65,7 +65,7 @@ def slow_claims(found: list[Segment]) -> list[Piece]:
 def test_the_pieces_are_those_of_a_slow_reading(found: list[Segment], ascending: bool) -> None:
     if ascending:
         found.sort(key=lambda segment: segment.query_position)
-    claims = claims_of(QUERY, columns_of(found))
+    claims = list(claims_of(QUERY, columns_of(found)))
     assert claims == slow_claims(found)
     ends = [0, *(claim.end for claim in claims)]
     assert all(claim.position >= end for claim, end in zip(claims, ends, strict=False))
@@ -81,7 +81,7 @@ def test_columns_that_do_not_fit_each_other_are_no_claim(found: list[Segment], c
     before = getattr(columns, column)
     setattr(columns, column, before + more if more else before[:-1])
     if getattr(columns, column) != before:
-        assert claims_of(QUERY, columns) == []
+        assert not len(claims_of(QUERY, columns))
 
 
 @settings(max_examples=300, deadline=None)

@@ -13,9 +13,9 @@ from test_store_lookup import segment_of
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import object_pb2, store_pb2
 from services.common.errors import KvblendError
-from services.store.changes import STORE_OWNER, Cleared, Removed
 from services.store.clearing import clear
 from services.store.objects import ChunkKey
+from services.store.publishing.changes import STORE_OWNER, Cleared, Removed
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import store_pb2
 from services.common.arena_format import BlockState, SessionFile, open_catalog
 from services.common.errors import KvblendError
-from services.store.changes import Removed
 from services.store.clearing import clear, validate_scope
 from services.store.keeping import copies_stopped
+from services.store.publishing.changes import Removed
 
 GRANTED, PRESENT = store_pb2.CHUNK_OUTCOME_GRANTED, store_pb2.CHUNK_OUTCOME_PRESENT
 BEING_WRITTEN, DECLINED = store_pb2.CHUNK_OUTCOME_BEING_WRITTEN, store_pb2.CHUNK_OUTCOME_DECLINED

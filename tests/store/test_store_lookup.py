@@ -12,7 +12,7 @@ from kvblend.v1 import matcher_pb2, store_pb2
 from services.common.errors import KvblendError
 from services.common.identity import chain_chunks, chain_start, context_hash
 from services.common.tokens import encode_u32
-from services.store.query import make_query
+from services.store.lookup.query import make_query
 from services.store.spaces import ResolvedSpace
 
 PRESENT, GRANTED, DECLINED = (

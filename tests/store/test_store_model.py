@@ -30,13 +30,13 @@ from store_kit import CHUNK, OTHER_SESSION, SESSION, Found, Granted, Leased, Loc
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import store_pb2
 from services.common.arena_format import BlockState, SessionFile
-from services.store.allocator import Allocator
+from services.store.arena.allocator import Allocator
+from services.store.arena.headers import HeaderTable
 from services.store.catalog import Catalog
 from services.store.clearing import clear
-from services.store.headers import HeaderTable
 from services.store.keeping import copies_stopped
-from services.store.leases import LeaseTable
-from services.store.writes import Writes
+from services.store.leasing.leases import LeaseTable
+from services.store.writing.writes import Writes
 
 _HEAD = text(1, CHUNK)
 # Texts that share beginnings, so that chains branch; one is longer than a whole chunk count.

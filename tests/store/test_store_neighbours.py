@@ -20,6 +20,7 @@ from kvblend.v1 import store_pb2
 
 class MatcherProcess:
     def __init__(self, directory: Path) -> None:
+        self._directory = directory
         self.target = f"unix:{directory}/matcher.sock"
         self._command = [sys.executable, "-m", "services.matcher", "--listen", self.target, "--log-level", "error"]
         self._command += ["--drain-seconds", "0", "--grace-seconds", "0.2", "--log", f"sqlite:{directory}/log.db"]
@@ -27,6 +28,11 @@ class MatcherProcess:
 
     def restart(self) -> None:
         self.process = subprocess.Popen(self._command)
+
+    def lose_log(self) -> None:
+        """While it does not run."""
+        for file in self._directory.glob("log.db*"):
+            file.unlink()
 
     def kill(self) -> None:
         self.process.kill()
@@ -58,7 +64,7 @@ class Asking:
         self.summary = store_pb2.LookupSummary()
 
     def ask(self, timeout: float = 5.0) -> store_pb2.LookupSummary:
-        self._agent.call("EndRequest", request_id=str(self._number))
+        self._agent.call("EndRequests", request_ids=[str(self._number)])
         self._number += 1
         self.objects, self.summary = self._agent.lookup(
             self._tokens, request=str(self._number), timeout=timeout, want_segments=True
@@ -133,7 +139,7 @@ def test_case_40_what_is_cleared_is_matched_no_more(shm_dir: Path, matcher: Matc
         agent.put(text(1, 2 * CHUNK), "d")
         asking = Asking(agent, [9, *text(1, 2 * CHUNK), 9])
         until(lambda: asking.finds(2 * CHUNK))
-        agent.call("EndRequest", request_id="1")
+        agent.call("EndRequests", request_ids=["1"])
         agent.call("Clear", scope=pb.ClearScope(everything=True), force=True)
         assert asking.finds(0)
         assert pb.REASON_EVICTED not in asking.reasons()
@@ -172,7 +178,7 @@ def test_l2_outlives_the_arena_and_its_failures(shm_dir: Path) -> None:
             objects, summary = agent.lookup([*tokens, 1])
             assert (summary.prefix_tokens, summary.l2_chunks) == (4 * CHUNK, 4)
             assert not any(agent.retrieve(objects))
-            agent.call("EndRequest", request_id="r")
+            agent.call("EndRequests", request_ids=["r"])
             server.freeze()
             assert agent.lookup([*tokens, 1], request="frozen")[1].prefix_tokens == 4 * CHUNK
             assert agent.lookup([*text(2, CHUNK), 1], request="other", timeout=0.5)[1].prefix_tokens == 0
@@ -222,5 +228,5 @@ def test_calls_without_enough_time_leave_no_lease_behind(shm_dir: Path) -> None:
         for number in range(20):
             with suppress(grpc.RpcError):
                 agent.lookup([*text(1, CHUNK), 1], timeout=0.0005 * (1 + number))
-        agent.call("EndRequest", request_id="r")
+        agent.call("EndRequests", request_ids=["r"])
         until(lambda: agent.stats().held_leases == 0)

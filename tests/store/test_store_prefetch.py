@@ -14,7 +14,7 @@ from test_store_lookup import segment_of
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import object_pb2
 from services.common.errors import KvblendError
-from services.store.leases import HolderKey
+from services.store.leasing.leases import HolderKey
 from services.store.objects import ObjectKey
 
 

@@ -49,7 +49,7 @@ def test_what_an_agent_stored_another_retrieves(store: StoreProcess) -> None:
         assert summary.prefix_tokens == 5 * CHUNK + 3
         assert reader.retrieve(objects) == [0] * 6
         assert reader.call("ReleaseLeases", request=pb.RequestKey(request_id="r", attempt=1)).released == 0
-        reader.call("EndRequest", request_id="r")
+        reader.call("EndRequests", request_ids=["r"])
         stats = reader.stats()
         assert (stats.held_leases, stats.busy_leases, stats.stored_chunks) == (0, 0, 6)
         assert (stats.spaces[0].chunks, stats.spaces[0].display_name) == (6, "tiny")
@@ -64,7 +64,7 @@ def test_case_70_a_commit_is_visible_to_the_next_lookup(store: StoreProcess) -> 
             agent.put(text(seed, CHUNK))
             _, summary = agent.lookup([*text(seed, CHUNK), 1], request=str(seed))
             assert summary.prefix_tokens == CHUNK
-            agent.call("EndRequest", request_id=str(seed))
+            agent.call("EndRequests", request_ids=[str(seed)])
 
 
 def test_case_39_43_44_strangers_never_answer_each_other(store: StoreProcess) -> None:
@@ -174,7 +174,7 @@ def fill_and_check(agent: Agent, rounds: range) -> None:
         objects, _ = agent.lookup([*text(seed, 8 * CHUNK), 1], request=str(seed))
         served += len(objects)
         assert not any(agent.retrieve(objects, str(seed)))
-        agent.call("EndRequest", request_id=str(seed))
+        agent.call("EndRequests", request_ids=[str(seed)])
     assert served
 
 

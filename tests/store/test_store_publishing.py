@@ -11,7 +11,7 @@ from store_kit import CHUNK, text
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import matcher_pb2, store_pb2
 from services.common.errors import KvblendError
-from services.store.changes import Cleared, batches_of
+from services.store.publishing.changes import Cleared, batches_of
 
 
 def eventually(condition: Callable[[], bool]) -> None:

@@ -15,8 +15,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import matcher_pb2, matcher_pb2_grpc
 from services.common.errors import KvblendError, abort
-from services.store.changes import STORE_OWNER, Added, Change, Cleared, Removed
 from services.store.objects import ChunkInfo, ChunkKey
+from services.store.publishing.changes import STORE_OWNER, Added, Change, Cleared, Removed
 
 L2 = "redis"
 SPACE = b"s" * 16

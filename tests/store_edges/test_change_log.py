@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from matcher_model import L2, Catalog, ModelLog, chunk_added, chunk_removed
 
 from kvblend.v1 import matcher_pb2
-from services.store.change_log import ChangeLog, Page, Snapshot
-from services.store.changes import STORE_OWNER, Added, Change, Cleared, Removed, batches_of
+from services.store.publishing.change_log import ChangeLog, Page, Snapshot
+from services.store.publishing.changes import STORE_OWNER, Added, Change, Cleared, Removed, batches_of
 
 CAPACITY = 8
 KEYS = 6

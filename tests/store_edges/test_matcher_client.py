@@ -18,8 +18,8 @@ from services.common.channels import target_of
 from services.common.config import load_settings
 from services.common.errors import KvblendError, abort
 from services.common.metrics import Latencies
-from services.store.matcher_client import MatcherClient
-from services.store.matchers import Matchers
+from services.store.lookup.matcher_client import MatcherClient
+from services.store.lookup.matchers import Matchers
 from services.store.settings import StoreSettings
 
 ASK = matcher_pb2.MatchRequest(space_id=b"s" * 16, tokens=bytes(64), store="store-a")

@@ -14,9 +14,9 @@ from matcher_model import FAULTS, L2, Catalog, ModelLog, ModelMatcher, chunk_add
 from kvblend.v1 import matcher_pb2
 from services.common.channels import target_of
 from services.common.errors import KvblendError
-from services.store.change_log import Snapshot
-from services.store.changes import STORE_OWNER, Added, batches_of
-from services.store.publisher import NoMatchers, Publisher
+from services.store.publishing.change_log import Snapshot
+from services.store.publishing.changes import STORE_OWNER, Added, batches_of
+from services.store.publishing.publisher import NoMatchers, Publisher
 
 NAME = "store-a"
 EPOCH = 7
@@ -357,8 +357,8 @@ def test_close_ends_calls_in_flight_and_threads(model: ModelMatcher, address: st
 
 @pytest.fixture
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.store.publisher._FIRST_BACKOFF", 0.002)
-    monkeypatch.setattr("services.store.publisher._LAST_BACKOFF", 0.02)
+    monkeypatch.setattr("services.store.publishing.publisher._FIRST_BACKOFF", 0.002)
+    monkeypatch.setattr("services.store.publishing.publisher._LAST_BACKOFF", 0.02)
 
 
 owners = st.sampled_from([STORE_OWNER, L2])

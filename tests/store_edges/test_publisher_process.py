@@ -14,8 +14,8 @@ from matcher_model import L2, Catalog, chunk_added
 from kvblend.v1 import matcher_pb2, matcher_pb2_grpc
 from services.common.channels import open_channel
 from services.common.errors import reason_of
-from services.store.changes import batches_of
-from services.store.publisher import Publisher
+from services.store.publishing.changes import batches_of
+from services.store.publishing.publisher import Publisher
 
 
 class MatcherProcess:

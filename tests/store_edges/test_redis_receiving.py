@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import pytest
-import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 from redis.exceptions import AskError, MovedError, ResponseError
 from scripted_redis import scripted
 
+from services.common.checksums import Checksum, checksum_of
 from services.common.redis_connection import BoundedConnection, LinkError
 from services.store.tiers.redis_receiving import Incoming, MissingPart, WrongLength, receive
 
@@ -84,7 +84,7 @@ def test_whole_objects_arrive_whole_however_they_are_cut(
         assert whole.landed
         assert whole.failures == {}
         assert target == b"".join(parts)
-        assert whole.digest.intdigest() == xxhash.xxh3_64_intdigest(target)
+        assert whole.checksum.value() == checksum_of(target)
     assert all(connection.is_usable() for connection in connections)
 
 
@@ -147,11 +147,11 @@ def test_a_server_that_falls_silent_is_left_at_the_deadline_with_what_had_come()
 
 
 class HashesPartsAlone(Incoming):
-    """Broken: the digest is the last part's."""
+    """Broken: the checksum is the last part's."""
 
     def slices(self) -> Iterator[object]:  # type: ignore[override]
         for piece in super().slices():
-            self.digest.reset()
+            self.checksum = Checksum()
             yield piece
 
 
@@ -170,5 +170,5 @@ def test_broken_receivers_are_found_out(broken: type[Incoming]) -> None:
     if broken is ForgetsFailures:
         replies[b"0/2"] = replied(b"", parts[2])
     (whole,), _, _ = receive_all([parts], replies, [3], 1, incoming=broken)
-    hashed = whole.digest.intdigest() == xxhash.xxh3_64_intdigest(b"".join(parts))
+    hashed = whole.checksum.value() == checksum_of(b"".join(parts))
     assert (whole.landed, whole.failures, hashed) == (True, {}, False)

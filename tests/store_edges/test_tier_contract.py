@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
-import xxhash
 from redis_server import RedisServer, find_valkey, redis_server
 from redis_tls import tls_server
 from redis_topologies import client_of, cluster, sentinel_set
 from tier_contract import CHECKS, Check
 
 from kvblend.v1 import object_pb2
+from services.common.checksums import checksum_of
 from services.store.objects import ObjectKey
 from services.store.tiers.base import Read, TierHealth, Write
 from services.store.tiers.redis import RedisTier
@@ -59,7 +59,7 @@ class MemoryTier:
             return False
         if held.checksum != meta.checksum and self._flaw != "mixes writes":
             return False
-        wrong = xxhash.xxh3_64_intdigest(data) != meta.checksum
+        wrong = checksum_of(data) != meta.checksum
         if wrong and self._flaw not in ("trusts the checksum", "mixes writes"):
             if self._flaw == "deletes all with one":
                 self._objects.clear()

@@ -7,10 +7,9 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 
-import xxhash
-
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import object_pb2
+from services.common.checksums import checksum_of
 from services.common.identity import OBJECT_FORMAT_VERSION
 from services.store.objects import ChunkKey, ObjectKey
 from services.store.tiers.base import Read, Tier, Write
@@ -48,7 +47,7 @@ def meta_for(key: ObjectKey, payload: bytes) -> object_pb2.ObjectMeta:
         tokens=bytes(64),
         chunk_tokens=16,
         payload_bytes=len(payload),
-        checksum=xxhash.xxh3_64_intdigest(payload),
+        checksum=checksum_of(payload),
         groups=1,
         ranks=1,
         matchable=True,

@@ -2,7 +2,7 @@
 # Tests and bench on a machine with NVIDIA GPUs and no package registry: its python3 has a CUDA build of torch,
 # Triton, numba and pytest; everything else comes from a folder of wheels for it.
 #
-#   tools/gpu/run.sh WHEELS RESULTS [test|bench|all] [arguments of pytest or of the bench]
+#   tools/gpu/run.sh WHEELS RESULTS [test|bench|all] [arguments of pytest, or with `bench` of the bench]
 set -uo pipefail
 wheels=$1 results=$2 what=${3:-all}
 shift 3 || shift $#
@@ -19,6 +19,7 @@ if [ "$what" != bench ]; then
     python3 -m pytest -m gpu tests/gpu_agent -s "$@" 2>&1 | tee "$results/test-gpu.txt" || status=1
 fi
 if [ "$what" != test ]; then
+    [ "$what" = bench ] || set --
     python3 -m benchmarks.gpu "$@" 2>&1 | tee "$results/bench-gpu.txt" || status=1
     cp build/bench/gpu*.json "$results/" 2>/dev/null
 fi

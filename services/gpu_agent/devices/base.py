@@ -22,6 +22,8 @@ from services.gpu_agent.slots import Slots
 
 Bytes = npt.NDArray[np.uint8]
 
+SEMAPHORE_BYTES = 8
+
 # Asked between layers: raises `Stopped` when the copy has lost its purpose.
 Watch = Callable[[], None]
 
@@ -66,12 +68,42 @@ class Piece:
     slots: Slots
     # Positions that K moves by on its way to the engine.
     delta: int = 0
+    # The block's checksum is wanted with its copy.
+    checked: bool = False
+
+    @property
+    def whole(self) -> bool:
+        return self.first == 0 and len(self.slots) == self.tokens
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Layer l of a group of n layers belongs to step l * count // n. Semaphore `first` + step is set to `value`."""
+
+    count: int
+    first: int
+    value: int
+
+    def layers(self, step: int, layers: int) -> range:
+        """Of a group of so many layers those that belong to this step."""
+        return range(-(-step * layers // self.count), -(-(step + 1) * layers // self.count))
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """What is written of one layer group."""
+
+    group: int
+    pieces: Sequence[Piece]
+    rope: RopeSpec
 
 
 class KvMemory(Protocol):
     """One registration's opened memory."""
 
     mapped_bytes: int
+    # How many semaphores the engine has given; they are u64 in its memory.
+    semaphores: int
 
     def prepare(self, ropes: Sequence[RopeSpec]) -> None:
         """Does now, with the rope of each layer group, what the first copy would otherwise wait for.
@@ -79,11 +111,26 @@ class KvMemory(Protocol):
         Raises KvblendError for a rope that the device cannot apply.
         """
 
-    def scatter(self, group: int, pieces: Sequence[Piece], rope: RopeSpec, watch: Watch) -> None:
-        """Arena to engine: K moved by each piece's delta (bit-equal where that is 0), V as it is."""
+    def scatter(self, group: int, pieces: Sequence[Piece], rope: RopeSpec, watch: Watch) -> Sequence[int | None]:
+        """Arena to engine: K moved by each piece's delta (bit-equal where that is 0), V as it is.
 
-    def gather(self, group: int, pieces: Sequence[Piece], watch: Watch) -> Sequence[int] | None:
-        """Engine to arena; deltas are ignored. Each block's checksum, if all pieces fill theirs and it costs little."""
+        The checksum of what arrived of each block, before K was moved; None where it is not wanted, or is left to the
+        caller: the piece is not its whole block, or the device has none.
+        """
+
+    def scatter_in_steps(
+        self, transfers: Sequence[Transfer], steps: Steps, watch: Watch
+    ) -> Sequence[Sequence[int | None]]:
+        """As `scatter` of each, but layer by layer; a step's semaphore is set when all of its layers are there.
+
+        When it raises some of the semaphores are not set.
+        """
+
+    def set_semaphores(self, steps: Steps) -> None:
+        """Sets those of all steps, now, whatever else is going on."""
+
+    def gather(self, group: int, pieces: Sequence[Piece], watch: Watch) -> Sequence[int | None]:
+        """Engine to arena; deltas are ignored. The checksums of what was read, as `scatter` has them."""
 
     def check(self) -> None:
         """Raises KvblendError HANDLE_UNUSABLE if the engine has taken memory back since it was opened."""
@@ -101,7 +148,9 @@ class Device(Protocol):
     def release(self, memory: Bytes) -> None:
         """It is about to be unmapped. No copy of it may be running."""
 
-    def open(self, handles: Sequence[pb.DeviceHandle], layout: Layout) -> KvMemory:
+    def open(
+        self, handles: Sequence[pb.DeviceHandle], layout: Layout, semaphores: pb.DeviceHandle | None = None
+    ) -> KvMemory:
         """Raises KvblendError HANDLE_UNUSABLE or HANDLE_OUT_OF_BOUNDS; then nothing stays open."""
 
     def wait(self, event: pb.Event, timeout: float) -> None:

@@ -1,18 +1,18 @@
 """The cpu device: the engine's tensors live in shared memory, copies are strided torch operations."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
-import xxhash
 
 from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
+from services.common.checksums import Checksum, checksum_of
 from services.common.errors import KvblendError
 from services.common.populate import populate
-from services.gpu_agent.devices.base import Bytes, KvMemory, Piece, Watch
+from services.gpu_agent.devices.base import SEMAPHORE_BYTES, Bytes, KvMemory, Piece, Steps, Transfer, Watch
 from services.gpu_agent.devices.shared_memory import SharedMemoryFile
 from services.gpu_agent.layouts import GroupShape, Layout
 from services.gpu_agent.rope import RopeSpec
@@ -42,16 +42,18 @@ class CpuDevice:
     def release(self, memory: Bytes) -> None:
         """Nothing was kept of it."""
 
-    def open(self, handles: Sequence[pb.DeviceHandle], layout: Layout) -> KvMemory:
+    def open(
+        self, handles: Sequence[pb.DeviceHandle], layout: Layout, semaphores: pb.DeviceHandle | None = None
+    ) -> KvMemory:
         if layout.dtype not in _DTYPES:
             raise KvblendError(
                 "LAYOUT_UNKNOWN", f"the cpu device moves fp32, fp16 and bf16, not {common.Dtype.Name(layout.dtype)}"
             )
         files: list[SharedMemoryFile] = []
         try:
-            for handle in handles:
+            for handle in (*handles, *([semaphores] if semaphores is not None else [])):
                 files.append(SharedMemoryFile(handle, self._shm_dir))
-            return CpuKvMemory(files, handles, layout)
+            return CpuKvMemory(files, handles, layout, semaphores)
         except BaseException:
             for file in files:
                 file.close()
@@ -67,8 +69,19 @@ class CpuDevice:
 class CpuKvMemory:
     """Every plane as a strided view [blocks, block_tokens, heads, size] of its file."""
 
-    def __init__(self, files: list[SharedMemoryFile], handles: Sequence[pb.DeviceHandle], layout: Layout) -> None:
+    def __init__(
+        self,
+        files: list[SharedMemoryFile],
+        handles: Sequence[pb.DeviceHandle],
+        layout: Layout,
+        semaphores: pb.DeviceHandle | None,
+    ) -> None:
+        """`files` are those of the handles, and then that of the semaphores if there are any."""
         self.mapped_bytes = sum(handle.bytes for handle in handles)
+        self.semaphores = semaphores.bytes // SEMAPHORE_BYTES if semaphores is not None else 0
+        self._semaphores = np.empty(0, np.uint64)
+        if semaphores is not None:
+            self._semaphores = np.frombuffer(files[-1].map, np.uint64, self.semaphores, semaphores.allocation_offset)
         self._files = files
         self._layout = layout
         self._dtype = _DTYPES[layout.dtype]
@@ -89,28 +102,49 @@ class CpuKvMemory:
     def prepare(self, ropes: Sequence[RopeSpec]) -> None:
         """Nothing is compiled here."""
 
-    def scatter(self, group: int, pieces: Sequence[Piece], rope: RopeSpec, watch: Watch) -> None:
+    def scatter(self, group: int, pieces: Sequence[Piece], rope: RopeSpec, watch: Watch) -> list[int | None]:
+        checksums = [checksum_of(piece.block.data) if piece.checked and piece.whole else None for piece in pieces]
+        self._scattering(Transfer(group, pieces, rope))(range(len(self._views[group])), watch)
+        return checksums
+
+    def scatter_in_steps(self, transfers: Sequence[Transfer], steps: Steps, watch: Watch) -> list[list[int | None]]:
+        scattering = [self._scattering(transfer) for transfer in transfers]
+        for step in range(steps.count):
+            for transfer, scatter in zip(transfers, scattering, strict=True):
+                scatter(steps.layers(step, len(self._views[transfer.group])), watch)
+            self._semaphores[steps.first + step] = steps.value
+        return [[None] * len(transfer.pieces) for transfer in transfers]
+
+    def set_semaphores(self, steps: Steps) -> None:
+        self._semaphores[steps.first : steps.first + steps.count] = steps.value
+
+    def _scattering(self, transfer: Transfer) -> Callable[[range, Watch], None]:
+        """What writes some of the layers."""
+        group = transfer.group
         # Pieces that stay come first: what follows is rotated in one stretch, and they are never touched by arithmetic.
-        pieces = sorted(pieces, key=lambda piece: piece.delta != 0)
+        pieces = sorted(transfer.pieces, key=lambda piece: piece.delta != 0)
         blocks = [self._object(group, piece) for piece in pieces]
         index = self._index(pieces)
         staging = self._staging(group, pieces)
-        rotation = _Rotation(pieces, rope)
-        for layer, views in enumerate(self._views[group]):
-            for plane, view in enumerate(views):
-                watch()
-                parts = [
-                    block[layer, plane, piece.first : piece.first + len(piece.slots)]
-                    for block, piece in zip(blocks, pieces, strict=True)
-                ]
-                torch.cat(parts, out=staging)
-                if self._layout.planes[group][layer][plane].kind in _KEY_KINDS:
-                    rotation.apply(staging)
-                view[index] = staging
+        rotation = _Rotation(pieces, transfer.rope)
 
-    def gather(self, group: int, pieces: Sequence[Piece], watch: Watch) -> list[int] | None:
-        whole = all(piece.first == 0 and len(piece.slots) == piece.tokens for piece in pieces)
-        digests = [xxhash.xxh3_64() for _ in pieces]
+        def scatter(layers: range, watch: Watch) -> None:
+            for layer in layers:
+                for plane, view in enumerate(self._views[group][layer]):
+                    watch()
+                    parts = [
+                        block[layer, plane, piece.first : piece.first + len(piece.slots)]
+                        for block, piece in zip(blocks, pieces, strict=True)
+                    ]
+                    torch.cat(parts, out=staging)
+                    if self._layout.planes[group][layer][plane].kind in _KEY_KINDS:
+                        rotation.apply(staging)
+                    view[index] = staging
+
+        return scatter
+
+    def gather(self, group: int, pieces: Sequence[Piece], watch: Watch) -> list[int | None]:
+        checksums = [Checksum() if piece.checked and piece.whole else None for piece in pieces]
         blocks = [self._object(group, piece) for piece in pieces]
         index = self._index(pieces)
         sizes = [len(piece.slots) for piece in pieces]
@@ -118,13 +152,13 @@ class CpuKvMemory:
             for plane, view in enumerate(views):
                 watch()
                 parts = view[index].split(sizes)
-                for block, piece, part, digest in zip(blocks, pieces, parts, digests, strict=True):
+                for block, piece, part, checksum in zip(blocks, pieces, parts, checksums, strict=True):
                     written = block[layer, plane, piece.first : piece.first + len(piece.slots)]
                     written.copy_(part)
-                    if whole:
+                    if checksum is not None:
                         # Planes follow each other in the block, and this one is in the cache now.
-                        digest.update(written.view(torch.uint8).numpy().data)
-        return [digest.intdigest() for digest in digests] if whole else None
+                        checksum.update(written.view(torch.uint8).numpy().data)
+        return [checksum.value() if checksum is not None else None for checksum in checksums]
 
     def check(self) -> None:
         for file in self._files:
@@ -132,6 +166,7 @@ class CpuKvMemory:
 
     def close(self) -> None:
         self._views.clear()
+        self._semaphores = np.empty(0, np.uint64)
         for file in self._files:
             file.close()
         self._files = []

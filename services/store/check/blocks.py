@@ -6,11 +6,11 @@ from typing import TypeVar
 
 from kvblend.v1 import common_pb2 as pb
 from services.common.arena_format import BlockState
-from services.store.allocator import Place
+from services.store.arena.allocator import Place
 from services.store.catalog import Chunk
 from services.store.check.findings import Check, Inspection
 from services.store.check.kinds import BLOCK_LEAKED, FREE_LIST, FREE_RUNS, HEADER_DAMAGED, OBJECT_LOST
-from services.store.sessions import is_held
+from services.store.leasing.sessions import is_held
 
 # Looked at under one hold of the lock: well below a millisecond.
 _BATCH = 128

@@ -14,6 +14,7 @@ from services.store.check.findings import Check, Inspection
 from services.store.check.log import Asker, check_log
 from services.store.check.objects import check_objects
 from services.store.check.tier import check_tier
+from services.store.check.tier_log import check_tier_log
 from services.store.parts import Parts
 
 _Part = tuple["store_pb2.CheckPart", Callable[[Inspection], Check]]
@@ -49,12 +50,14 @@ class Checks:
 def _parts_of(parts: Parts) -> Iterator[_Part]:
     yield store_pb2.CHECK_PART_BLOCKS, check_blocks
     yield store_pb2.CHECK_PART_OBJECTS, check_objects
+    asker = Asker(parts.matchers, parts.name, parts.arena.epoch)
     if parts.matchers.configured:
-        asker = Asker(parts.matchers, parts.name, parts.arena.epoch)
         yield store_pb2.CHECK_PART_LOG, lambda inspection: check_log(inspection, asker)
     if parts.l2 is not None:
         tier = parts.l2.tier
         yield store_pb2.CHECK_PART_L2, lambda inspection: check_tier(inspection, tier)
+        if parts.matchers.configured:
+            yield store_pb2.CHECK_PART_L2_LOG, lambda inspection: check_tier_log(inspection, tier, asker)
 
 
 def run_part(

@@ -8,7 +8,7 @@ from kvblend.v1 import store_pb2
 from services.store.check.kinds import TEXTS
 from services.store.objects import ChunkKey
 from services.store.state import StoreState
-from services.store.writes import Writes
+from services.store.writing.writes import Writes
 
 _EXAMPLES = 3
 

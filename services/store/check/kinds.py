@@ -12,6 +12,7 @@ LOG_OUT_OF_STEP = "LOG_OUT_OF_STEP"
 LOG_LACKS = "LOG_LACKS"
 L2_MISSING = "L2_MISSING"
 L2_TORN = "L2_TORN"
+L2_UNKNOWN = "L2_UNKNOWN"
 
 # For people: what there are so many of, and what a fix does.
 TEXTS = {
@@ -29,5 +30,6 @@ TEXTS = {
         "the log is told everything again; a matcher that is short of memory drops entries by itself",
     ),
     L2_MISSING: ("chunks marked as being in L2 that L2 does not have", "the mark and the matchers' claim are removed"),
+    L2_UNKNOWN: ("chunks that L2 has and that matchers do not find", "matchers are told of them"),
     L2_TORN: ("objects in L2 with missing parts", "they are deleted there"),
 }

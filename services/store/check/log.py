@@ -1,4 +1,4 @@
-"""Matchers find what the store holds: the stream is in step, and every chunk's text is found."""
+"""Matchers find what the store holds, and what L2 does: the stream is in step, and every chunk's text is found."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -11,10 +11,10 @@ from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import matcher_pb2
 from services.common.errors import KvblendError
 from services.common.tokens import decode_tokens
-from services.store.catalog import Chunk
 from services.store.check.findings import Check, Inspection, chunk_name
 from services.store.check.kinds import LOG_LACKS, LOG_OUT_OF_STEP
-from services.store.matchers import Matchers
+from services.store.lookup.matchers import Matchers
+from services.store.objects import ChunkInfo, ChunkKey
 
 # Tokens in one question: as large as a prompt.
 _TOKENS = 32_768
@@ -25,11 +25,23 @@ _CLASSES = (pb.CONTEXT_CLASS_ALONE, pb.CONTEXT_CLASS_SHARED_PREFIX, pb.CONTEXT_C
 
 
 class Asker(NamedTuple):
-    """Whom to ask, and as which store."""
+    """Whom to ask, and as which store. Without a name: only what L2 has is found."""
 
     matchers: Matchers
     store: str
     epoch: int
+
+
+class Known(NamedTuple):
+    """A chunk that matchers should know by its text."""
+
+    key: ChunkKey
+    info: ChunkInfo
+
+
+def is_known_by_text(key: ChunkKey, info: ChunkInfo) -> bool:
+    """What a last, shorter chunk holds may be too little to be found alone."""
+    return info.token_count == info.chunk_tokens and info.matchable and key.domain != pb.DOMAIN_BLENDED
 
 
 def check_log(inspection: Inspection, asker: Asker) -> Check:
@@ -44,27 +56,23 @@ def check_log(inspection: Inspection, asker: Asker) -> Check:
         _tell_again(inspection)
         return
     with state.lock:
-        # What a last, shorter chunk holds may be too little to be found alone.
-        held = [chunk for chunk in state.catalog if _is_known_by_text(chunk)]
+        held = [
+            Known(chunk.key, chunk.info)
+            for chunk in state.catalog
+            if chunk.complete and is_known_by_text(chunk.key, chunk.info)
+        ]
     done = 0
-    lacking: list[Chunk] = []
-    for chunks in _questions(held):
-        found = _found(inspection, asker, chunks)
-        # Together with others it may just have been covered otherwise.
-        lacking += [chunk for chunk in chunks if chunk not in found and chunk not in _found(inspection, asker, [chunk])]
+    unknown: list[Known] = []
+    for chunks in questions(held):
+        unknown += not_found(inspection, asker, chunks)
         done += len(chunks)
         yield done, len(held)
-    lacking = [chunk for chunk in lacking if chunk.resident]
-    for chunk in lacking:
-        inspection.findings.add(LOG_LACKS, chunk_name(chunk.key), inspection.fix)
+    with state.lock:
+        lacking = [known.key for known in unknown if known.key in state.catalog]
+    for key in lacking:
+        inspection.findings.add(LOG_LACKS, chunk_name(key), inspection.fix)
     if lacking:
         _tell_again(inspection)
-
-
-def _is_known_by_text(chunk: Chunk) -> bool:
-    info = chunk.info
-    whole = info.token_count == info.chunk_tokens
-    return chunk.complete and whole and info.matchable and chunk.key.domain != pb.DOMAIN_BLENDED
 
 
 def _in_step(inspection: Inspection) -> bool:
@@ -85,9 +93,9 @@ def _tell_again(inspection: Inspection) -> None:
         inspection.state.outbox.tell_again("check")
 
 
-def _questions(chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
+def questions(chunks: Sequence[Known]) -> Iterator[list[Known]]:
     """Chunks of one space whose texts are asked for together."""
-    of_space: dict[tuple[bytes, int], list[Chunk]] = {}
+    of_space: dict[tuple[bytes, int], list[Known]] = {}
     for chunk in chunks:
         of_space.setdefault((chunk.key.space_id, chunk.info.chunk_tokens), []).append(chunk)
     for (_, tokens), alike in of_space.items():
@@ -96,8 +104,15 @@ def _questions(chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
             yield some
 
 
-def _found(inspection: Inspection, asker: Asker, chunks: Sequence[Chunk]) -> set[Chunk]:
-    """Those whose whole text a matcher finds in the texts of all, one after another."""
+def not_found(inspection: Inspection, asker: Asker, chunks: Sequence[Known]) -> list[Known]:
+    """Those of one question whose text no matcher finds. Raises KvblendError."""
+    missed = _missed(inspection, asker, chunks)
+    # Together with others it may just have been covered otherwise.
+    return [chunk for chunk in missed if _missed(inspection, asker, [chunk])]
+
+
+def _missed(inspection: Inspection, asker: Asker, chunks: Sequence[Known]) -> list[Known]:
+    """Those whose whole text a matcher does not find in the texts of all, one after another."""
     state = inspection.state
     request = matcher_pb2.MatchRequest(
         space_id=chunks[0].key.space_id,
@@ -116,7 +131,7 @@ def _found(inspection: Inspection, asker: Asker, chunks: Sequence[Chunk]) -> set
     covered = np.zeros(len(chunks) * tokens, bool)
     for first, length in zip(_numbers(segments.query_positions), _numbers(segments.lengths), strict=True):
         covered[first : first + length] = True
-    return {chunk for number, chunk in enumerate(chunks) if covered[number * tokens : (number + 1) * tokens].all()}
+    return [chunk for number, chunk in enumerate(chunks) if not covered[number * tokens : (number + 1) * tokens].all()]
 
 
 def _numbers(column: bytes) -> list[int]:

@@ -1,9 +1,8 @@
 """Every object's bytes and description are what was committed."""
 
-import xxhash
-
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import object_pb2
+from services.common.checksums import checksum_of
 from services.store.catalog import Chunk
 from services.store.check.findings import Check, Inspection, chunk_name
 from services.store.check.kinds import META_DAMAGED, META_DISAGREES, PAYLOAD_DAMAGED
@@ -51,7 +50,7 @@ def _flaw(key: ObjectKey, chunk: Chunk, meta: object_pb2.ObjectMeta | None, chec
     same = key_of(meta, meta.rank.tensor) == key and info_of(meta).fits(chunk.info)
     if not same or meta.checksum != checksum or meta.payload_bytes != len(payload):
         return META_DISAGREES
-    return "" if xxhash.xxh3_64_intdigest(payload) == checksum else PAYLOAD_DAMAGED
+    return "" if checksum_of(payload) == checksum else PAYLOAD_DAMAGED
 
 
 def _conclude(inspection: Inspection, chunk: Chunk, header: int, flaw: str) -> None:

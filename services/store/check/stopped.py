@@ -14,13 +14,13 @@ from typing import Any, cast
 from kvblend.v1 import store_pb2
 from services.common.arena_format import CatalogFormatError, catalog_path, check_file_header, slab_path
 from services.common.errors import KvblendError
-from services.store.arena import Arena
+from services.store.arena.arena import Arena
 from services.store.check.blocks import check_blocks
 from services.store.check.checks import run_part
 from services.store.check.findings import Check, Inspection
 from services.store.check.objects import check_objects
 from services.store.parts import make_state
-from services.store.publisher import NoMatchers
+from services.store.publishing.publisher import NoMatchers
 from services.store.settings import StoreSettings
 from services.store.state import Clock
 

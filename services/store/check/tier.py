@@ -1,17 +1,17 @@
 """L2 has what is marked as being there, and every part of what its headers promise."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TypeVar
 
 from kvblend.v1 import object_pb2
 from services.common.errors import KvblendError
 from services.store.catalog import Chunk
-from services.store.changes import Removed
 from services.store.check.findings import Check, Inspection, chunk_name
 from services.store.check.kinds import L2_MISSING, L2_TORN
 from services.store.objects import ChunkKey, ObjectKey, key_of
+from services.store.publishing.changes import Removed
 from services.store.tiers.base import Tier
 
 _CHUNKS = 64
@@ -29,7 +29,7 @@ def check_tier(inspection: Inspection, tier: Tier) -> Check:
     with inspection.state.lock:
         marked = [chunk for chunk in inspection.state.catalog if chunk.in_l2]
     done = 0
-    for chunks in _batches(marked, _CHUNKS):
+    for chunks in batches(marked, _CHUNKS):
         # Twice: one that is being written anew is gone for a moment.
         for chunk in _missing(inspection, tier, _missing(inspection, tier, chunks)):
             if inspection.fix:
@@ -39,7 +39,7 @@ def check_tier(inspection: Inspection, tier: Tier) -> Check:
         yield done, len(marked)
     stored = _all_objects(inspection, tier)
     total = len(marked) + len(stored)
-    for objects in _batches(stored, _OBJECTS):
+    for objects in batches(stored, _OBJECTS):
         for key in _torn(inspection, tier, objects):
             fixed = inspection.fix and tier.delete([key], _seconds(inspection)) > 0
             if fixed:
@@ -49,7 +49,7 @@ def check_tier(inspection: Inspection, tier: Tier) -> Check:
         yield done, total
 
 
-def _batches(items: Sequence[_T], size: int) -> Iterator[list[_T]]:
+def batches(items: Sequence[_T], size: int) -> Iterator[list[_T]]:
     rest = iter(items)
     while some := list(islice(rest, size)):
         yield some
@@ -77,9 +77,7 @@ def _missing(inspection: Inspection, tier: Tier, chunks: Sequence[Chunk]) -> lis
         ]
     if not wanted:
         return []
-    since, allowed = time.monotonic(), _seconds(inspection)
-    metas = tier.find([key for _, key in wanted], allowed)
-    _answered(tier, since, allowed)
+    metas = find(inspection, tier, [key for _, key in wanted])
     missing = {chunk for (chunk, _), meta in zip(wanted, metas, strict=True) if meta is None}
     return [chunk for chunk in chunks if chunk in missing]
 
@@ -92,18 +90,38 @@ def _disclaim(inspection: Inspection, key: ChunkKey) -> None:
         state.outbox.append(Removed(key, state.l2_id))
 
 
-def _all_objects(inspection: Inspection, tier: Tier) -> list[tuple[ObjectKey, object_pb2.ObjectMeta]]:
-    """The parts that every header of the tier promises; of its meta nothing else is kept, as there may be millions."""
-    # A tier may walk over its objects more than once, and on several threads.
-    found: dict[ObjectKey, object_pb2.ObjectMeta] = {}
+def find(inspection: Inspection, tier: Tier, keys: Sequence[ObjectKey]) -> list[object_pb2.ObjectMeta | None]:
+    """As the tier's own. Raises KvblendError L2_UNAVAILABLE if it did not answer."""
+    since, allowed = time.monotonic(), _seconds(inspection)
+    metas = tier.find(keys, allowed)
+    _answered(tier, since, allowed)
+    return metas
 
-    def look(meta: object_pb2.ObjectMeta) -> bool:
-        found[key_of(meta, meta.rank.tensor)] = object_pb2.ObjectMeta(write_id=meta.write_id, parts=meta.parts)
+
+def walk(inspection: Inspection, tier: Tier, look: Callable[[object_pb2.ObjectMeta], None]) -> None:
+    """Every header of the tier is looked at, perhaps more than once, and on several threads.
+
+    Raises:
+        KvblendError: L2_UNAVAILABLE if it could not be finished.
+    """
+
+    def keep(meta: object_pb2.ObjectMeta) -> bool:
+        look(meta)
         return False
 
     since, allowed = time.monotonic(), max(0.0, inspection.remaining())
-    tier.delete_where(look, allowed)
+    tier.delete_where(keep, allowed)
     _answered(tier, since, allowed)
+
+
+def _all_objects(inspection: Inspection, tier: Tier) -> list[tuple[ObjectKey, object_pb2.ObjectMeta]]:
+    """The parts that every header of the tier promises; of its meta nothing else is kept, as there may be millions."""
+    found: dict[ObjectKey, object_pb2.ObjectMeta] = {}
+
+    def look(meta: object_pb2.ObjectMeta) -> None:
+        found[key_of(meta, meta.rank.tensor)] = object_pb2.ObjectMeta(write_id=meta.write_id, parts=meta.parts)
+
+    walk(inspection, tier, look)
     return list(found.items())
 
 
@@ -114,9 +132,7 @@ def _torn(
     torn = _lacking(inspection, tier, objects)
     if not torn:
         return []
-    since, allowed = time.monotonic(), _seconds(inspection)
-    now = tier.find([key for key, _ in torn], allowed)
-    _answered(tier, since, allowed)
+    now = find(inspection, tier, [key for key, _ in torn])
     same = [
         (key, meta)
         for (key, meta), found in zip(torn, now, strict=True)

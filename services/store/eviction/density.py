@@ -23,8 +23,8 @@ _WEIGHTS = [1.0] * (_USES + 1) + [_DOCUMENT_WEIGHT] * _USES + [1.0, 1.0]
 _SAME_USE_SECONDS = 1.0
 # Ghosts for each resident chunk: the reuse of twice the age at which chunks leave is known.
 _GHOSTS = 4
-# Events put off at most until somebody needs an order.
-_MOST_PENDING = 1 << 14
+# Events put off at most until somebody needs an order: to work them off keeps lookups waiting for 3 ms.
+_MOST_PENDING = 1 << 11
 # For each event so many chunks' time is brought up to date, in turn.
 _VISITS = 2
 

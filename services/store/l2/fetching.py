@@ -22,7 +22,7 @@ from services.common.logs import get_logger
 from services.store.catalog import Chunk
 from services.store.l2.found import L2Chunk
 from services.store.l2.speed import Speed
-from services.store.leases import HolderKey
+from services.store.leasing.leases import HolderKey
 from services.store.objects import ChunkKey
 
 _log = get_logger("l2")

@@ -5,7 +5,7 @@ from typing import Literal
 
 from kvblend.v1 import common_pb2 as pb
 from services.common.failpoints import passage
-from services.store.blocks import Writer
+from services.store.arena.blocks import Writer
 from services.store.catalog import Chunk
 from services.store.l2.batches import batches
 from services.store.l2.found import L2Chunk

@@ -13,7 +13,6 @@ from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import object_pb2
 from services.common.errors import KvblendError
 from services.store.catalog import in_scope
-from services.store.changes import Removed, cleared_of
 from services.store.l2.fetching import Fetches
 from services.store.l2.found import L2Chunk, objects_of, whole_chunks
 from services.store.l2.landing import Fetched, Landing
@@ -21,6 +20,7 @@ from services.store.l2.scouting import Scout
 from services.store.l2.speed import Speed
 from services.store.l2.writing import WritePolicies, Writing
 from services.store.objects import ChunkKey
+from services.store.publishing.changes import Removed, cleared_of
 from services.store.spaces import ResolvedSpace
 from services.store.state import StoreState
 from services.store.tiers.base import Tier

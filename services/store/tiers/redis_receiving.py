@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
 
-import xxhash
 from redis._parsers.base import BaseParser
 from redis.exceptions import AskError, MovedError, ResponseError
 
+from services.common.checksums import Checksum
 from services.common.redis_connection import BoundedConnection, LinkError
 from services.common.redis_socket import BoundedSocket, advance
 from services.store.tiers.redis_format import cut
@@ -52,7 +52,7 @@ class _Slice:
 
 
 class Incoming:
-    """One object on its way. It has landed when every byte is there; `digest` is then of all of them.
+    """One object on its way. It has landed when every byte is there; `checksum` is then of all of them.
 
     `failures`: by part, what came instead: MissingPart, WrongLength, or a refusal (ResponseError). `is_of_use`: nothing
     is missing yet, but perhaps what another server has.
@@ -66,7 +66,7 @@ class Incoming:
         self.places = cut(place, len(names))
         self.failures: dict[int, Exception] = {}
         self.is_of_use = True
-        self.digest = xxhash.xxh3_64()
+        self.checksum = Checksum()
         self._left = len(place)
 
     @property
@@ -79,7 +79,7 @@ class Incoming:
 
     def arrived(self, data: memoryview) -> None:
         """The next bytes in order, as long as nothing is missing."""
-        self.digest.update(data)
+        self.checksum.update(data)
         self._left -= len(data)
 
     def slices(self) -> Iterator[_Slice]:

@@ -1,7 +1,7 @@
 """Payloads to and from Redis, several objects in one call.
 
 An object's header is written once every part of it has been acknowledged. Whatever Redis evicts, loses or damages later
-is noticed while reading: lengths and an xxh3-64 of the whole payload must agree with the header, or the object is
+is noticed while reading: lengths and the payload's checksum must agree with the header, or the object is
 deleted. Every method uses one server, by a deadline in monotonic seconds, and answers for each object, in order:
 MovedError if another server has it. A slot that is being moved is followed to both of its servers.
 """
@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeAlias
 
-import xxhash
 from redis.exceptions import AskError, MovedError, ResponseError
 
 from kvblend.v1 import object_pb2
+from services.common.checksums import checksum_of
 from services.common.metrics import counter
 from services.common.redis_connection import BoundedConnection, LinkError
 from services.store.tiers.base import Read, Write
@@ -222,7 +222,7 @@ def _judge(commands: Commands, whole: Incoming, read: Read) -> tuple[Outcome, st
         return _follow_reads(commands, whole, read), ""
     if failures:
         return False, "missing_part"
-    whole_again = whole.digest.intdigest() == read.meta.checksum
+    whole_again = whole.checksum.value() == read.meta.checksum
     return whole_again, "" if whole_again else "checksum"
 
 
@@ -234,7 +234,7 @@ def _follow_reads(commands: Commands, whole: Incoming, read: Read) -> bool:
         if not isinstance(reply, bytes) or len(reply) != len(whole.places[part]):
             return False
         whole.places[part][:] = reply
-    return bool(xxhash.xxh3_64_intdigest(read.target) == read.meta.checksum)
+    return checksum_of(read.target) == read.meta.checksum
 
 
 def _follow_writes(commands: Commands, whole: Outgoing) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from services.common.checksums import WORD_BYTES
 from services.gpu_agent.devices.base import Bytes, Piece
 from services.gpu_agent.layouts import GroupShape
 from services.gpu_agent.rope import RopeSpec
@@ -20,17 +21,35 @@ from services.gpu_agent.rope import RopeSpec
 Floats = npt.NDArray[np.float32]
 
 # Columns of a tile: where its fragment's first plane starts in the slot and the distance of its planes, in
-# elements; its tokens in `slots`; its first token in the fragment; its planes; its row of cos and sin, or -1.
-TILE = ("start", "pitch", "row", "tokens", "first_token", "first_plane", "planes", "rotation")
+# elements; its tokens in `slots`; its first token in the fragment; its planes; its row of cos and sin, or -1; where
+# the terms of its words are added up (services/common/checksums.py), or -1; the number of its first word in the block
+# and the words from one of the block's planes to the next.
+TILE = (
+    "start",
+    "pitch",
+    "row",
+    "tokens",
+    "first_token",
+    "first_plane",
+    "planes",
+    "rotation",
+    "sum",
+    "first_word",
+    "plane_words",
+)
 # Bounds of one batch, so that its tables fit buffers of a fixed size.
 MAX_TOKENS = 1 << 14
 MAX_FRAGMENTS = 1 << 10
+# A sum of terms for each fragment.
+SUMS_BYTES = MAX_FRAGMENTS * 8
 
 
 @dataclass(frozen=True)
 class Fragment:
     """`planes` planes of a piece's object from `first_plane` on, at byte `start` of the slot."""
 
+    # Which of the transfer's pieces this is of; it may be narrower than that.
+    number: int
     piece: Piece
     first_plane: int
     planes: int
@@ -65,13 +84,17 @@ class Fragment:
 
 @dataclass(frozen=True)
 class Batch:
-    """`tiles` [n, len(TILE)] i64; `slots` [tokens] i32; `cos`, `sin` [rotations, pairs] f32."""
+    """`tiles` [n, len(TILE)] i64; `slots` [tokens] i32; `cos`, `sin` [rotations, pairs] f32.
+
+    `summed` are the fragments whose terms are added up, in the order of the sums.
+    """
 
     fragments: list[Fragment]
     tiles: npt.NDArray[np.int64]
     slots: npt.NDArray[np.int32]
     cos: Floats
     sin: Floats
+    summed: list[Fragment]
 
     @property
     def most_planes(self) -> int:
@@ -103,67 +126,101 @@ class Batches:
         self._tile_tokens = tile_tokens
         self._row_bytes = shape.heads * shape.head_size * shape.item_bytes
 
-    def of(self, pieces: Sequence[Piece]) -> Iterator[Batch]:
+    def of(self, pieces: Sequence[Piece], layers: range | None = None, first_number: int = 0) -> Iterator[Batch]:
+        """All layers, or some neighbouring ones. `first_number` is that of the first piece."""
+        some = range(self._shape.layers) if layers is None else layers
         filling = _Filling()
-        for piece in self._narrow(pieces):
-            plane, planes = 0, self._shape.layers * self._shape.planes
-            while plane < planes:
+        for number, piece in self._narrow(pieces, first_number):
+            plane, end = some.start * self._shape.planes, some.stop * self._shape.planes
+            while plane < end:
                 width = len(piece.slots) * self._row_bytes
-                count = min(filling.room(self._slot_bytes, piece, width), planes - plane)
+                count = min(filling.room(self._slot_bytes, piece, width), end - plane)
                 if count == 0:
                     yield self._batch(filling)
                     filling = _Filling()
                     continue
-                filling.fragments.append(Fragment(piece, plane, count, filling.nbytes, self._row_bytes))
+                filling.fragments.append(Fragment(number, piece, plane, count, filling.nbytes, self._row_bytes))
                 filling.nbytes += count * width
                 filling.tokens += len(piece.slots)
                 plane += count
         if filling.fragments:
             yield self._batch(filling)
 
-    def _narrow(self, pieces: Sequence[Piece]) -> Iterator[Piece]:
-        """Pieces of so few tokens that a slot holds a plane of each."""
+    def sums(self, piece: Piece) -> bool:
+        """Whether the terms of its words are added up: then each of a token's planes is whole words."""
+        return piece.checked and piece.whole and self._row_bytes % WORD_BYTES == 0
+
+    def _narrow(self, pieces: Sequence[Piece], first_number: int) -> Iterator[tuple[int, Piece]]:
+        """Pieces of so few tokens that a slot holds a plane of each, checked if terms are added up; their numbers."""
         most = min(MAX_TOKENS, self._slot_bytes // self._row_bytes)
-        for piece in pieces:
+        for number, piece in enumerate(pieces, first_number):
+            checked = self.sums(piece)
+            if 0 < len(piece.slots) <= most and checked == piece.checked:
+                yield number, piece
+                continue
             for first in range(0, len(piece.slots), most):
-                yield replace(piece, first=piece.first + first, slots=piece.slots[first : first + most])
+                slots = piece.slots[first : first + most]
+                yield number, replace(piece, first=piece.first + first, slots=slots, checked=checked)
 
     def _batch(self, filling: _Filling) -> Batch:
-        deltas = self._deltas(filling.fragments)
+        fragments = filling.fragments
+        deltas = self._deltas(fragments)
         rotation = {delta: row for row, delta in enumerate(deltas.tolist())}
         cos, sin = self._rope.tables(deltas)
-        tiles, row = [], 0
-        for fragment in filling.fragments:
-            tokens = len(fragment.piece.slots)
-            tiles.append(self._tiles(fragment, row, rotation.get(fragment.piece.delta, -1)))
-            row += tokens
-        slots = np.concatenate([fragment.piece.slots for fragment in filling.fragments]).astype(np.int32)
-        return Batch(filling.fragments, np.concatenate(tiles), slots, cos, sin)
+        slots = np.concatenate([fragment.piece.slots for fragment in fragments]).astype(np.int32)
+        summed = [fragment for fragment in fragments if fragment.piece.checked]
+        rotations = [rotation.get(fragment.piece.delta, -1) for fragment in fragments]
+        return Batch(fragments, self._tiles(fragments, rotations), slots, cos, sin, summed)
 
     def _deltas(self, fragments: list[Fragment]) -> npt.NDArray[np.int64]:
         """Each distance by which something is really rotated, once."""
         moved = {fragment.piece.delta for fragment in fragments} - {0} if self._rope.rotates else set()
         return np.array(sorted(moved), np.int64)
 
-    def _tiles(self, fragment: Fragment, row: int, rotation: int) -> npt.NDArray[np.int64]:
-        tokens, item = len(fragment.piece.slots), self._shape.item_bytes
-        first = np.arange(0, tokens, self._tile_tokens)
-        tiles = np.empty((len(first), len(TILE)), np.int64)
-        tiles[:, 0] = fragment.start // item
-        tiles[:, 1] = fragment.width // item
-        tiles[:, 2] = row + first
-        tiles[:, 3] = np.minimum(self._tile_tokens, tokens - first)
-        tiles[:, 4] = first
-        tiles[:, 5] = fragment.first_plane
-        tiles[:, 6] = fragment.planes
-        tiles[:, 7] = rotation
-        return tiles
+    def _tiles(self, fragments: list[Fragment], rotations: list[int]) -> npt.NDArray[np.int64]:
+        item = self._shape.item_bytes
+        facts = np.array(
+            [
+                (
+                    fragment.start // item,
+                    fragment.width // item,
+                    len(fragment.piece.slots),
+                    fragment.first_plane,
+                    fragment.planes,
+                    fragment.piece.checked,
+                    fragment.host_start // WORD_BYTES,
+                    fragment.pitch // WORD_BYTES,
+                )
+                for fragment in fragments
+            ],
+            np.int64,
+        )
+        starts, pitches, tokens, first_planes, planes, checked, words, plane_words = facts.T
+        counts = -(-tokens // self._tile_tokens)
+        of = np.repeat(np.arange(len(fragments)), counts)
+        # Tokens of the fragment in front of each of its tiles.
+        first = (np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)) * self._tile_tokens
+        sums = np.where(checked != 0, np.cumsum(checked) - 1, -1)
+        columns = (
+            starts[of],
+            pitches[of],
+            (np.cumsum(tokens) - tokens)[of] + first,
+            np.minimum(self._tile_tokens, tokens[of] - first),
+            first,
+            first_planes[of],
+            planes[of],
+            np.array(rotations, np.int64)[of],
+            sums[of],
+            1 + words[of] + first * self._row_bytes // WORD_BYTES,
+            plane_words[of],
+        )
+        return np.stack(columns, axis=1)
 
 
 def table_bytes(pairs: int) -> int:
     """Bytes that the tables of the largest batch take for a rope of `pairs` pairs; see `pack`."""
     tiles = (MAX_TOKENS + MAX_FRAGMENTS) * len(TILE) * 8
-    return tiles + MAX_TOKENS * 4 + 2 * MAX_FRAGMENTS * pairs * 4 + 4 * _ALIGN
+    return tiles + MAX_TOKENS * 4 + 2 * MAX_FRAGMENTS * pairs * 4 + SUMS_BYTES + 5 * _ALIGN
 
 
 _ALIGN = 256
@@ -177,17 +234,18 @@ class Packed:
     slots: int
     cos: int
     sin: int
+    sums: int
     nbytes: int
 
 
 def pack(batch: Batch, buffer: Bytes) -> Packed:
-    """Writes the tables one after the other, each at a multiple that a kernel can load widely."""
+    """Writes the tables one after the other, each at a multiple that a kernel can load widely; sums begin at 0."""
     starts: list[int] = []
     end = 0
-    for table in (batch.tiles, batch.slots, batch.cos, batch.sin):
+    for table in (batch.tiles, batch.slots, batch.cos, batch.sin, np.zeros(len(batch.summed), np.uint64)):
         starts.append(end)
         raw = table.reshape(-1).view(np.uint8)
         buffer[end : end + len(raw)] = raw
         end += -(-len(raw) // _ALIGN) * _ALIGN
-    tiles, slots, cos, sin = starts
-    return Packed(tiles, slots, cos, sin, end)
+    tiles, slots, cos, sin, sums = starts
+    return Packed(tiles, slots, cos, sin, sums, end)

@@ -57,13 +57,15 @@ class CudaDevice:
     def release(self, memory: Bytes) -> None:
         self.host.release(memory)
 
-    def open(self, handles: Sequence[pb.DeviceHandle], layout: Layout) -> KvMemory:
+    def open(
+        self, handles: Sequence[pb.DeviceHandle], layout: Layout, semaphores: pb.DeviceHandle | None = None
+    ) -> KvMemory:
         if layout.dtype not in DTYPES:
             raise KvblendError(
                 "LAYOUT_UNKNOWN", f"the cuda device moves fp32, fp16 and bf16, not {common.Dtype.Name(layout.dtype)}"
             )
         self._gpu.enter()
-        opened = OpenedHandles(self._gpu.driver, self.uuid, handles)
+        opened = OpenedHandles(self._gpu.driver, self.uuid, handles, semaphores)
         try:
             return CudaKvMemory(self._gpu, start, opened, layout, self.inbound, self.outbound)
         except BaseException:

@@ -121,6 +121,16 @@ class Driver:
         _raise_if(self._cuda, "cuEventQuery", code)
         return True
 
+    def write_value(self, address: int, value: int, stream: int) -> None:
+        """A u64 in GPU memory, in the stream's order, behind a fence for everything before it."""
+        self._call(
+            "cuStreamWriteValue64_v2",
+            ctypes.c_void_p(stream),
+            ctypes.c_uint64(address),
+            ctypes.c_uint64(value),
+            ctypes.c_uint(0),
+        )
+
     # Host memory
 
     def register(self, address: int, nbytes: int) -> None:

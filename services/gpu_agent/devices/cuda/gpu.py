@@ -17,6 +17,8 @@ class Gpu:
         self.driver = Driver(ordinal)
         self.to_device = self.driver.to_device
         self.to_host = self.driver.to_host
+        # For what must not wait behind a copy.
+        self.signals = self.stream()
 
     def enter(self) -> None:
         """Makes the GPU this thread's, for torch and for the driver."""
@@ -41,6 +43,10 @@ class Gpu:
     def pinned(self, nbytes: int) -> torch.Tensor:
         """Host memory that the GPU reaches, [nbytes] uint8."""
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+    def signal(self, address: int, value: int, stream: Any) -> None:
+        """Sets a u64 in GPU memory when everything before it on the stream is done and can be seen."""
+        self.driver.write_value(address, value, stream.cuda_stream)
 
     def upload(self, table: torch.Tensor) -> torch.Tensor:
         """A copy on the GPU that is there when this returns."""

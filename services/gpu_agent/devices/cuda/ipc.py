@@ -6,27 +6,32 @@ from collections.abc import Sequence
 from kvblend.v1 import agent_pb2 as pb
 from services.common.errors import KvblendError
 from services.common.logs import get_logger
+from services.gpu_agent.devices.base import SEMAPHORE_BYTES
 from services.gpu_agent.devices.cuda.driver import IPC_HANDLE_BYTES, CudaError, Driver
 
 _log = get_logger("cuda-ipc")
 
 
 class OpenedHandles:
-    """`starts` has the address of each handle's usable part.
+    """`starts` has the address of each handle's usable part; `semaphores` u64 begin at `first_semaphore`.
 
     Raises:
         KvblendError: HANDLE_UNUSABLE, HANDLE_OUT_OF_BOUNDS; then nothing stays open.
     """
 
-    def __init__(self, driver: Driver, gpu: str, handles: Sequence[pb.DeviceHandle]) -> None:
+    def __init__(
+        self, driver: Driver, gpu: str, handles: Sequence[pb.DeviceHandle], semaphores: pb.DeviceHandle | None
+    ) -> None:
         self.mapped_bytes = sum(handle.bytes for handle in handles)
+        self.semaphores = semaphores.bytes // SEMAPHORE_BYTES if semaphores is not None else 0
         self._driver = driver
         # Several handles may name parts of one allocation, which is opened once.
         self._opened: dict[bytes, int] = {}
-        for handle in handles:
+        for handle in (*handles, *([semaphores] if semaphores is not None else [])):
             check_handle(handle, gpu, os.getpid())
         try:
             self.starts = [self._open(handle) for handle in handles]
+            self.first_semaphore = self._open(semaphores) if semaphores is not None else 0
         except BaseException:
             self.close()
             raise

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from services.common.checksums import MULTIPLIERS, SHIFTS, STEP, WORD_BYTES
 from services.gpu_agent.devices.cuda.batches import TILE, Packed
 from services.gpu_agent.devices.cuda.planes import GPTJ, NEOX, NO_ROPE, PLANE, Constants
 
@@ -18,6 +19,9 @@ _PLANE = tl.constexpr(len(PLANE))
 _NO_ROPE = tl.constexpr(NO_ROPE)
 _NEOX = tl.constexpr(NEOX)
 _GPTJ = tl.constexpr(GPTJ)
+_STEP = tl.constexpr(STEP)
+_MULTIPLIER_1, _MULTIPLIER_2 = map(tl.constexpr, MULTIPLIERS)
+_SHIFT_1, _SHIFT_2, _SHIFT_3 = map(tl.constexpr, SHIFTS)
 _WARPS = 8
 _compiled: dict[tuple[torch.dtype, Constants, bool], Any] = {}
 
@@ -40,6 +44,7 @@ def start(
         packed.slots,
         packed.cos,
         packed.sin,
+        packed.sums,
         gather,
         known.style,
         known.heads,
@@ -60,7 +65,7 @@ def start(
         compiled[(*grid, 1)](*arguments)
 
 
-@triton.jit(do_not_specialize=["home", "slots_at", "cos_at", "sin_at"])
+@triton.jit(do_not_specialize=["home", "slots_at", "cos_at", "sin_at", "sums_at"])
 def move(
     staging,
     home,
@@ -69,6 +74,7 @@ def move(
     slots_at,
     cos_at,
     sin_at,
+    sums_at,
     GATHER: tl.constexpr,
     STYLE: tl.constexpr,
     HEADS: tl.constexpr,
@@ -80,18 +86,15 @@ def move(
     UNIT: tl.constexpr,
     VECTOR: tl.constexpr,
 ):
-    """Program (tile, plane of its fragment).
-
-    `staging` has the KV's dtype and begins at element number `home`; the other tables begin so many bytes after
-    the tiles, which are at `tables`, bytes as well.
-    """
+    """Program (tile, plane of its fragment). `staging` has the KV's dtype and begins at element number `home`; the
+    other tables begin so many bytes after the tiles, which are at `tables`, bytes as well."""
     slots = (tables + slots_at).to(tl.pointer_type(tl.int32))
     tile = tables.to(tl.pointer_type(tl.int64)) + tl.program_id(0) * _TILE
     index = tl.program_id(1).to(tl.int64)
     if index >= tl.load(tile + 6):
         return
     plane = planes + (tl.load(tile + 5) + index) * _PLANE
-    # Not a pointer made of an integer: the compiler would forget how it is aligned.
+    # No pointer made of an integer: the compiler would forget how it is aligned.
     base = staging + tl.multiple_of(tl.load(plane) - home, VECTOR)
     step = 1 if UNIT else tl.load(plane + 4)
 
@@ -107,20 +110,76 @@ def move(
     inside = tl.load(tile) + index * tl.load(tile + 1) + (tl.load(tile + 4) * HEADS + row) * SIZE
     outside, inside = tl.multiple_of(outside, VECTOR)[:, None], tl.multiple_of(inside, VECTOR)[:, None]
     live = live[:, None]
+    if not GATHER:
+        _add_terms(staging, tile, index, tables + sums_at, HEADS, SIZE, TILE_ROWS)
     rotation = tl.load(tile + 7)
     # Two conditions: the first is known when it is compiled, and then there is no such code.
     if STYLE != _NO_ROPE and not GATHER:  # noqa: SIM102
         if rotation >= 0 and tl.load(plane + 5) != 0:
-            cos = (tables + cos_at).to(tl.pointer_type(tl.float32)) + rotation * PAIRS
-            sin = (tables + sin_at).to(tl.pointer_type(tl.float32)) + rotation * PAIRS
-            if STYLE == _NEOX:
-                _rotate_halves(staging, base, inside, outside, live, cos, sin, step, ROTARY_OFFSET, PAIRS)
-            else:
-                _rotate_pairs(staging, base, inside, outside, live, cos, sin, step, ROTARY_OFFSET, PAIRS)
-            if 2 * PAIRS < SIZE:
-                _copy(staging, base, inside, outside, live, step, GATHER, SIZE, ROTARY_OFFSET, 2 * PAIRS)
+            cos, sin = tables + cos_at, tables + sin_at
+            _rotate(staging, base, inside, outside, live, cos, sin, rotation, step, STYLE, SIZE, ROTARY_OFFSET, PAIRS)
             return
     _copy(staging, base, inside, outside, live, step, GATHER, SIZE, 0, 0)
+    if GATHER:
+        # What other threads of this program have put into the slot is read.
+        tl.debug_barrier()
+        _add_terms(staging, tile, index, tables + sums_at, HEADS, SIZE, TILE_ROWS)
+
+
+@triton.jit
+def _rotate(
+    staging,
+    base,
+    inside,
+    outside,
+    live,
+    cosines,
+    sines,
+    rotation,
+    step,
+    STYLE: tl.constexpr,
+    SIZE: tl.constexpr,
+    OFFSET: tl.constexpr,
+    PAIRS: tl.constexpr,
+):
+    """Scatters, the rotary part rotated by row `rotation` of the tables."""
+    cos = cosines.to(tl.pointer_type(tl.float32)) + rotation * PAIRS
+    sin = sines.to(tl.pointer_type(tl.float32)) + rotation * PAIRS
+    if STYLE == _NEOX:
+        _rotate_halves(staging, base, inside, outside, live, cos, sin, step, OFFSET, PAIRS)
+    else:
+        _rotate_pairs(staging, base, inside, outside, live, cos, sin, step, OFFSET, PAIRS)
+    if 2 * PAIRS < SIZE:
+        _copy(staging, base, inside, outside, live, step, False, SIZE, OFFSET, 2 * PAIRS)
+
+
+@triton.jit
+def _add_terms(
+    staging,
+    tile,
+    index,
+    sums,
+    HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    WORD: tl.constexpr = WORD_BYTES,
+):
+    """Adds the terms of a tile's words, as they lie in the slot, to the sum that it names."""
+    ELEMENT: tl.constexpr = staging.dtype.element_ty.primitive_bitwidth // 8
+    ROW: tl.constexpr = HEADS * SIZE * ELEMENT
+    if ROW % WORD == 0:
+        target = tl.load(tile + 8)
+        if target >= 0:
+            start = tl.load(tile) + index * tl.load(tile + 1) + tl.load(tile + 4) * (HEADS * SIZE)
+            words = (staging + start).to(tl.pointer_type(tl.uint64))
+            place = tl.arange(0, triton.next_power_of_2(TILE_ROWS * SIZE * ELEMENT // WORD))
+            live = place < tl.load(tile + 3) * (ROW // WORD)
+            number = (tl.load(tile + 9) + index * tl.load(tile + 10) + place).to(tl.uint64)
+            word = tl.load(words + place, mask=live, other=0) ^ (number * _STEP)
+            word = (word ^ (word >> _SHIFT_1)) * _MULTIPLIER_1
+            word = (word ^ (word >> _SHIFT_2)) * _MULTIPLIER_2
+            terms = tl.where(live, word ^ (word >> _SHIFT_3), 0)
+            tl.atomic_add(sums.to(tl.pointer_type(tl.uint64)) + target, tl.sum(terms), sem="relaxed")
 
 
 @triton.jit

@@ -7,14 +7,18 @@ a transfer is stopped, or found to hang.
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from itertools import cycle
+from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from services.common.errors import KvblendError
 from services.gpu_agent.devices.base import Bytes, Hung, Watch
-from services.gpu_agent.devices.cuda.batches import Batch, Fragment, Packed, pack, table_bytes
+from services.gpu_agent.devices.cuda.batches import SUMS_BYTES, Batch, Fragment, Packed, pack, table_bytes
 from services.gpu_agent.devices.cuda.gpu import Gpu
 from services.gpu_agent.devices.cuda.host import HostMemory, address_of
 
@@ -27,6 +31,20 @@ _FIRST_LOOK, _LATER_LOOK = 20e-6, 200e-6
 
 # (staging, tables, where they are, grid): starts the kernel on the current stream.
 Launch = Callable[[torch.Tensor, torch.Tensor, Packed, tuple[int, int]], None]
+
+
+class Move(NamedTuple):
+    """A batch and what starts its kernel."""
+
+    batch: Batch
+    launch: Launch
+
+
+class Signal(NamedTuple):
+    """A semaphore that is set when the last byte of every move before it has arrived."""
+
+    address: int
+    value: int
 
 
 class Slot:
@@ -43,6 +61,9 @@ class Slot:
         self.since: float | None = None
         # Fragments that lie in `bounce` once the work is done and belong into their blocks.
         self.owed: list[Fragment] = []
+        # Fragments whose sums of terms lie here once the work is done.
+        self.sums = gpu.pinned(SUMS_BYTES).numpy().view(np.uint64)
+        self.summed: list[Fragment] = []
 
     def bounced(self, fragment: Fragment) -> Bytes:
         return self.bounce[fragment.start : fragment.start + fragment.nbytes]
@@ -64,9 +85,11 @@ class Lane:
         self._slots = [Slot(gpu, slot_bytes) for _ in range(_SLOTS)]
         self._begin, self._end = gpu.event(timing=True), gpu.event(timing=True)
         self._turn = threading.Lock()
+        # Of the running transfer, by the number of its pieces.
+        self._terms: defaultdict[int, int] = defaultdict(int)
 
-    def run(self, batches: Iterable[Batch], launch: Launch, watch: Watch) -> None:
-        """Returns when the last byte has arrived.
+    def run(self, work: Iterable[Move | Signal], watch: Watch) -> Mapping[int, int]:
+        """Returns when the last byte has arrived: for each number of a piece the sum of its words' terms.
 
         Raises:
             Stopped: as `watch` says, with nothing in flight.
@@ -74,7 +97,9 @@ class Lane:
             CudaError: the GPU refused; nothing is in flight.
         """
         with self._taking_turns(watch):
-            self._run(batches, launch, watch)
+            self._terms = defaultdict(int)
+            self._run(work, watch)
+            return self._terms
 
     def warm(self, launch: Launch) -> None:
         """Compiles and loads a kernel, which finds nothing to do.
@@ -92,7 +117,7 @@ class Lane:
         try:
             with self._taking_turns(watch):
                 slot.tables[:256].zero_()
-                launch(slot.staging, slot.tables, Packed(0, 0, 0, 0, 0), (1, 1))
+                launch(slot.staging, slot.tables, Packed(0, 0, 0, 0, 0, 0), (1, 1))
                 slot.since = time.monotonic()
                 slot.done.record(self._kernels)
                 # Compiling may have taken longer than any watch allows; hanging is noticed all the same.
@@ -116,17 +141,21 @@ class Lane:
             raise
         self._turn.release()
 
-    def _run(self, batches: Iterable[Batch], launch: Launch, watch: Watch) -> None:
+    def _run(self, work: Iterable[Move | Signal], watch: Watch) -> None:
         first, last = (self._link, self._kernels) if self._inbound else (self._kernels, self._link)
         self._begin.record(first)
         try:
-            for number, batch in enumerate(batches):
-                slot = self._slots[number % _SLOTS]
+            slots = cycle(self._slots)
+            for item in work:
+                if isinstance(item, Signal):
+                    self._gpu.signal(*item, last)
+                    continue
+                slot = next(slots)
                 self._settle(slot, watch)
                 watch()
                 slot.since = time.monotonic()
                 try:
-                    self._enqueue(slot, batch, launch)
+                    self._enqueue(slot, *item)
                 except BaseException:
                     # What was enqueued of it must be waited for as well.
                     last.wait_stream(first)
@@ -162,6 +191,9 @@ class Lane:
         for fragment in slot.owed if pay else ():
             fragment.host_rows()[:] = slot.bounced(fragment).reshape(fragment.planes, fragment.width)
         slot.owed.clear()
+        for fragment, terms in zip(slot.summed, slot.sums[: len(slot.summed)].tolist(), strict=True):
+            self._terms[fragment.number] += terms
+        slot.summed.clear()
 
     def _wait_for_the_end(self) -> None:
         try:
@@ -172,6 +204,7 @@ class Lane:
             for slot in self._slots:
                 slot.since = None
                 slot.owed.clear()
+                slot.summed.clear()
             self._turn.release()
 
     def _enqueue(self, slot: Slot, batch: Batch, launch: Launch) -> None:
@@ -188,6 +221,11 @@ class Lane:
             slot.ready.record(self._kernels)
             self._link.wait_event(slot.ready)
             self._send(slot, batch)
+        if batch.summed:
+            slot.summed.extend(batch.summed)
+            nbytes, last = slot.sums[: len(batch.summed)].nbytes, self._kernels if self._inbound else self._link
+            device, host = slot.tables.data_ptr() + packed.sums, int(slot.sums.ctypes.data)
+            self._gpu.to_host(device, host, nbytes, nbytes, 1, last.cuda_stream)
 
     def _fetch(self, slot: Slot, batch: Batch) -> None:
         for fragment in batch.fragments:

@@ -1,17 +1,20 @@
 """One registration's GPU memory: its planes as tables on the GPU, and the kernel compiled for each layer group."""
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 
 import numpy as np
 import torch
 
 from kvblend.v1 import common_pb2 as common
+from services.common.checksums import with_length
 from services.common.errors import KvblendError
-from services.gpu_agent.devices.base import Piece, Watch
+from services.gpu_agent.devices.base import SEMAPHORE_BYTES, Piece, Steps, Transfer, Watch
 from services.gpu_agent.devices.cuda.batches import Batches, Packed
 from services.gpu_agent.devices.cuda.gpu import Gpu
 from services.gpu_agent.devices.cuda.ipc import OpenedHandles
-from services.gpu_agent.devices.cuda.lane import MAX_PAIRS, Lane, Launch
+from services.gpu_agent.devices.cuda.lane import MAX_PAIRS, Lane, Launch, Move, Signal
 from services.gpu_agent.devices.cuda.planes import Constants, constants, plane_table
 from services.gpu_agent.layouts import Layout
 from services.gpu_agent.rope import RopeSpec
@@ -25,6 +28,9 @@ DTYPES: dict[int, torch.dtype] = {
 _NO_ROPE = RopeSpec(common.ROPE_STYLE_NONE, 0, np.empty(0, np.float64))
 
 
+# A GPU that needs longer for a few words hangs, and nobody waits for it then.
+_SIGNAL_SECONDS, _LOOK_SECONDS = 1.0, 50e-6
+
 # kernels.start, or what does the same on a CPU.
 Start = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Packed, tuple[int, int], Constants, bool], None]
 
@@ -36,6 +42,8 @@ class CudaKvMemory:
         self, gpu: Gpu, start: Start, opened: OpenedHandles, layout: Layout, inbound: Lane, outbound: Lane
     ) -> None:
         self.layout = layout
+        self.semaphores = opened.semaphores
+        self._semaphores = opened.first_semaphore
         self.mapped_bytes = opened.mapped_bytes
         self._gpu = gpu
         self._start = start
@@ -46,16 +54,50 @@ class CudaKvMemory:
         self._tables = [plane_table(layout, group, opened.starts) for group in range(len(layout.groups))]
         self._gpu_tables = [gpu.upload(torch.from_numpy(table)) for table in self._tables]
 
-    def scatter(self, group: int, pieces: Sequence[Piece], rope: RopeSpec, watch: Watch) -> None:
-        self._run(self._inbound, group, pieces, rope, watch)
+    def scatter(self, group: int, pieces: Sequence[Piece], rope: RopeSpec, watch: Watch) -> list[int | None]:
+        return self._run(self._inbound, group, pieces, rope, watch)
 
-    def gather(self, group: int, pieces: Sequence[Piece], watch: Watch) -> None:
-        self._run(self._outbound, group, pieces, _NO_ROPE, watch)
+    def gather(self, group: int, pieces: Sequence[Piece], watch: Watch) -> list[int | None]:
+        return self._run(self._outbound, group, pieces, _NO_ROPE, watch)
 
-    def _run(self, lane: Lane, group: int, pieces: Sequence[Piece], rope: RopeSpec, watch: Watch) -> None:
+    def _run(self, lane: Lane, group: int, pieces: Sequence[Piece], rope: RopeSpec, watch: Watch) -> list[int | None]:
         self._gpu.enter()
         batches = self.batches(group, rope, lane.slot_bytes)
-        lane.run(batches.of(pieces), self.launch(group, rope, gather=lane is self._outbound), watch)
+        launch = self.launch(group, rope, gather=lane is self._outbound)
+        terms = lane.run((Move(batch, launch) for batch in batches.of(pieces)), watch)
+        return _checksums(batches, pieces, terms)
+
+    def scatter_in_steps(self, transfers: Sequence[Transfer], steps: Steps, watch: Watch) -> list[list[int | None]]:
+        self._gpu.enter()
+        lane = self._inbound
+        batches = [self.batches(transfer.group, transfer.rope, lane.slot_bytes) for transfer in transfers]
+        # The pieces of one transfer are numbered behind those of the one before.
+        firsts = [0, *accumulate(len(transfer.pieces) for transfer in transfers)]
+        terms = lane.run(self._in_steps(transfers, batches, firsts[:-1], steps), watch)
+        return [
+            _checksums(of, transfer.pieces, terms, first)
+            for transfer, of, first in zip(transfers, batches, firsts[:-1], strict=True)
+        ]
+
+    def _in_steps(
+        self, transfers: Sequence[Transfer], batches: Sequence[Batches], firsts: Sequence[int], steps: Steps
+    ) -> Iterator[Move | Signal]:
+        launches = [self.launch(transfer.group, transfer.rope, gather=False) for transfer in transfers]
+        for step in range(steps.count):
+            for transfer, of, launch, first in zip(transfers, batches, launches, firsts, strict=True):
+                layers = steps.layers(step, self.layout.groups[transfer.group].layers)
+                for batch in of.of(transfer.pieces, layers, first):
+                    yield Move(batch, launch)
+            yield Signal(self._semaphores + (steps.first + step) * SEMAPHORE_BYTES, steps.value)
+
+    def set_semaphores(self, steps: Steps) -> None:
+        self._gpu.enter()
+        for step in range(steps.count):
+            address = self._semaphores + (steps.first + step) * SEMAPHORE_BYTES
+            self._gpu.signal(address, steps.value, self._gpu.signals)
+        until = time.monotonic() + _SIGNAL_SECONDS
+        while not self._gpu.signals.query() and time.monotonic() < until:
+            time.sleep(_LOOK_SECONDS)
 
     def _constants(self, group: int, rope: RopeSpec) -> Constants:
         return constants(self.layout, group, rope, self._tables[group])
@@ -95,3 +137,11 @@ class CudaKvMemory:
         self._gpu.enter()
         self._gpu_tables.clear()
         self._opened.close()
+
+
+def _checksums(batches: Batches, pieces: Sequence[Piece], terms: Mapping[int, int], first: int = 0) -> list[int | None]:
+    """Of pieces numbered from `first` on."""
+    return [
+        with_length(terms[number], piece.block.nbytes) if batches.sums(piece) else None
+        for number, piece in enumerate(pieces, first)
+    ]

@@ -1,0 +1,100 @@
+"""Requests that have ended, and of which the store must hear: several in one call.
+
+An engine ends a request and asks the next question at once. To tell the store in between would take the time of both
+services just then, and a busy agent ends hundreds of requests a second; so endings are gathered for a moment.
+"""
+
+import threading
+from collections import defaultdict
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from kvblend.v1 import store_pb2 as store
+from services.common.errors import KvblendError
+from services.common.logs import get_logger
+from services.gpu_agent.requests import LookupJob
+from services.gpu_agent.sessions import StoreLink, StoreSession
+
+_log = get_logger("endings")
+
+# A request's leases are back at the store within 100 ms of its end; this is the agent's share of that.
+_GATHER_SECONDS = 0.01
+_QUIET_SECONDS = 5.0
+_CALL_SECONDS = 2.0
+_JOIN_SECONDS = 5.0
+
+_Ended = tuple[LookupJob, "Future[None]"]
+
+
+class Endings:
+    """Thread-safe."""
+
+    def __init__(self, link: StoreLink) -> None:
+        self._link = link
+        self._changed = threading.Condition()
+        self._waiting: list[_Ended] = []
+        self._in_a_hurry = False
+        self._closed = False
+        # For those of which a copy still runs.
+        self._quieting = ThreadPoolExecutor(4, thread_name_prefix="quiet")
+        self._thread = threading.Thread(target=self._run, name="endings", daemon=True)
+        self._thread.start()
+
+    def add(self, job: LookupJob) -> "Future[None]":
+        """Done when the store has been told that the request of this job, which has ended, is over."""
+        told: Future[None] = Future()
+        if job.quiet:
+            self._put((job, told))
+        else:
+            self._quieting.submit(self._put_when_quiet, (job, told))
+        return told
+
+    def hurry(self) -> None:
+        """Somebody waits for one of them."""
+        with self._changed:
+            self._in_a_hurry = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """All that were added are told first."""
+        self._quieting.shutdown(wait=True)
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join(_JOIN_SECONDS)
+
+    def _put(self, ended: _Ended) -> None:
+        with self._changed:
+            self._waiting.append(ended)
+            self._changed.notify_all()
+
+    def _put_when_quiet(self, ended: _Ended) -> None:
+        ended[0].wait_quiet(_QUIET_SECONDS)
+        self._put(ended)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closed)
+                if not self._waiting:
+                    return
+                self._changed.wait_for(lambda: self._in_a_hurry or self._closed, _GATHER_SECONDS)
+                batch, self._waiting, self._in_a_hurry = self._waiting, [], False
+            self._tell(batch)
+
+    def _tell(self, batch: list[_Ended]) -> None:
+        names: dict[StoreSession, list[str]] = defaultdict(list)
+        for job, _ in batch:
+            if job.session is not None and not job.session.lost:
+                names[job.session].append(job.store_key.request_id)
+        for session, of_session in names.items():
+            request = store.EndRequestsRequest(session_id=session.session_id, request_ids=of_session)
+            try:
+                self._link.client.call("EndRequests", request, _CALL_SECONDS)
+            except KvblendError as error:
+                # What they held is HELD: the store's TTL ends what this call could not.
+                _log.warning("requests were not ended at the store", requests=len(of_session), detail=str(error))
+            except Exception as error:
+                # The next ones must be told all the same.
+                _log.error("requests were not ended at the store", exc_info=error)
+        for _, told in batch:
+            told.set_result(None)
