@@ -9,6 +9,7 @@ from store_kit import CHUNK
 
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import object_pb2
+from services.store.l2.batches import MOST_BYTES, batches
 from services.store.l2.budget import Candidate, Costs, choose, is_sooner
 from services.store.l2.found import L2Chunk
 from services.store.l2.patience import Patience
@@ -134,6 +135,26 @@ def test_as_many_transfers_at_once_as_hide_the_latency(
     ask(speed, clock, latency)
     speed.measure(100 * MIB, lambda: spend(clock, latency + 1.0))
     assert speed.streams(MIB) == streams
+
+
+def test_one_call_is_about_what_moves_in_a_moment(speed: Speed, clock: Clock) -> None:
+    assert speed.together == 0, "nobody knows yet"
+    speed.measure(MIB, lambda: spend(clock, 0.005))
+    assert speed.together == pytest.approx(2 * MIB, rel=0.01)
+    for _ in range(3):
+        speed.measure(MIB, lambda: spend(clock, 1e-6))
+    assert speed.together == MOST_BYTES
+    for _ in range(5):
+        speed.measure(MIB, lambda: spend(clock, 1.0))
+    assert 0 < speed.together < MIB
+
+
+@given(st.lists(st.integers(1, 9), max_size=30), st.integers(0, 20))
+def test_batches_are_as_large_as_may_be_and_nothing_gets_lost(sizes: list[int], limit: int) -> None:
+    found = list(batches(sizes, lambda size: size, lambda: limit))
+    assert [size for batch in found for size in batch] == sizes
+    assert all(len(batch) == 1 or sum(batch) <= limit for batch in found)
+    assert all(sum(batch) + following[0] > limit for batch, following in itertools.pairwise(found))
 
 
 # What to fetch.

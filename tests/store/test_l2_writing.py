@@ -9,6 +9,7 @@ from store_kit import CHUNK, SESSION, FakeMatcher, LocalStore, text
 
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import store_pb2
+from services.store.objects import ObjectKey
 from services.store.reports import stats_of
 from services.store.tiers.base import Write
 
@@ -179,4 +180,54 @@ def test_a_chunk_offered_again_while_it_is_written_is_written_again(shm_dir: Pat
     until(in_l2(store, 1))
     assert len(writes) == 1, "the second time"
     assert store.lookup(space, [*text(1, CHUNK), 1], session=SESSION).prefix == CHUNK
+    store.close()
+
+
+class Recording(MemoryTier):
+    """Keeps how many objects each call was about; what is in `refused` it does not take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[int] = []
+        self.refused: set[ObjectKey] = set()
+
+    def write(self, writes: Sequence[Write], timeout: float) -> list[bool]:
+        self.calls.append(len(writes))
+        done = super().write([write for write in writes if write.key not in self.refused], timeout)
+        return [write.key not in self.refused and all(done) for write in writes]
+
+
+def test_a_queue_is_written_several_chunks_a_call_once_the_tier_has_shown_its_speed(shm_dir: Path) -> None:
+    tier = Recording()
+    tier.writing.clear()
+    store = started(shm_dir, tier, l2_write_threads=1)
+    space = store.space()
+    for seed in range(12):
+        store.put(space, text(seed, CHUNK))
+    tier.writing.set()
+    until(in_l2(store, 12))
+    assert tier.calls[0] == 1
+    assert max(tier.calls) > 1
+    assert sum(tier.calls) == 12
+    assert store.state.leases.busy_count == 0
+    store.close()
+
+
+def test_one_chunk_of_a_call_that_is_refused_costs_the_others_nothing(shm_dir: Path) -> None:
+    tier = Recording()
+    tier.writing.clear()
+    store = started(shm_dir, tier, l2_write_threads=1)
+    space = store.space()
+    for seed in range(8):
+        store.put(space, text(seed, CHUNK))
+    until(lambda: len(tier.calls) == 1)
+    chunks = list(store.state.catalog)
+    refused = chunks[5]
+    tier.refused = {ObjectKey(refused.key, *place) for place in refused.objects}
+    tier.writing.set()
+    until(lambda: sum(chunk.in_l2 for chunk in chunks) == 7)
+    until(lambda: stats_of(store.parts, []).l2.failed_writes > 0)
+    assert not refused.in_l2
+    tier.refused = set()
+    until(in_l2(store, 8))
     store.close()

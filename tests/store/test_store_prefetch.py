@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from kvblend.v1 import object_pb2
 from services.common.errors import KvblendError
 from services.store.leasing.leases import HolderKey
 from services.store.objects import ObjectKey
+from services.store.tiers.base import Read
 
 
 class PacedTier(MemoryTier):
@@ -27,12 +28,17 @@ class PacedTier(MemoryTier):
         self.paced = False
         self.seconds = 0.0
         self.reads: list[ObjectKey] = []
+        self.calls: list[int] = []
         self.finding = threading.Event()
         self.finding.set()
 
     def find(self, keys: object, timeout: float) -> list[object_pb2.ObjectMeta | None]:
         self.finding.wait(timeout)
         return super().find(keys, timeout)  # type: ignore[arg-type]
+
+    def read_into(self, reads: Sequence[Read], timeout: float) -> list[bool]:
+        self.calls.append(len(reads))
+        return super().read_into(reads, timeout)
 
     def read_one(self, key: ObjectKey, target: memoryview, timeout: float) -> bool:
         self.reads.append(key)
@@ -151,6 +157,20 @@ def test_a_fetch_that_fails_in_the_prefix_hides_nothing_behind_it(
     matcher.segments = [segment_of(store.space(), document, 2 * CHUNK)]
     found = store.lookup(store.space(), tokens, want_segments=True)
     assert (found.prefix, found.segment_tokens) == (CHUNK, CHUNK)
+
+
+def test_chunks_of_one_lookup_come_several_a_call_and_one_that_fails_costs_only_itself(
+    store: LocalStore, tier: PacedTier
+) -> None:
+    prompt = stored(store, 1, 12)
+    broken = next(key for key, (meta, _) in tier.objects.items() if meta.stored_position == 10 * CHUNK)
+    read = tier.read_one
+    tier.read_one = lambda key, *rest: key != broken and read(key, *rest)  # type: ignore[method-assign]
+    assert store.lookup(store.space(), [*prompt, 1]).prefix == 10 * CHUNK
+    assert tier.calls[0] == 1, "the first shows how fast the tier is"
+    assert max(tier.calls) > 1
+    assert len(tier.calls) < sum(tier.calls) == 12
+    until(lambda: len(store.state.catalog) == 11)
 
 
 def test_partial_results_at_the_deadline_and_the_rest_is_kept(store: LocalStore, tier: PacedTier) -> None:
