@@ -35,6 +35,8 @@ _LAST_PAUSE = 5.0
 _GIVE_WAY_SECONDS = 0.5
 # One call should be over after so long: a lookup's fetches may be waiting behind it.
 _TOGETHER_SECONDS = 0.05
+# One call takes at most this part of the arena.
+_ARENA_PARTS = 64
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,8 @@ class Writing:
         self._together = 0
         # Seconds until the next try after a failure; 0: the last write was good.
         self._pause = 0.0
+        # What is written cannot be evicted meanwhile.
+        self._most_together = min(MOST_BYTES, state.pool.capacity_bytes // _ARENA_PARTS)
         self._stopping = threading.Event()
         self._threads = [threading.Thread(target=self._run, name=f"l2-write-{n}", daemon=True) for n in range(threads)]
 
@@ -258,7 +262,7 @@ class Writing:
         outcomes = self._tier.write(writes, self._timeout)
         seconds = max(time.monotonic() - begun, 1e-6)
         size = sum(write.meta.payload_bytes for write in writes)
-        self._together = min(int(_TOGETHER_SECONDS / seconds * size), MOST_BYTES) if all(outcomes) else 0
+        self._together = min(int(_TOGETHER_SECONDS / seconds * size), self._most_together) if all(outcomes) else 0
         return outcomes
 
     def _settle(self, copy: _Copy, done: bool) -> bool:
