@@ -16,8 +16,8 @@ from services.gpu_agent.sessions import StoreLink, StoreSession
 
 _log = get_logger("endings")
 
-# A request's leases are back at the store within 100 ms of its end; this is the agent's share of that. Shorter, and most
-# calls would meet the next lookup of the same engine on its way.
+# A request's leases are back at the store within 100 ms of its end; this is the agent's share of that. Were it
+# shorter, most of these calls would meet the engine's next lookup on its way.
 _GATHER_SECONDS = 0.04
 _QUIET_SECONDS = 5.0
 _CALL_SECONDS = 2.0
