@@ -44,7 +44,8 @@ demo: model ## The main job: documents in new orders, answered by full prefill a
 	$(BIN)/kvblend demo --model $(MODEL) --prompts $(PROMPTS) $(if $(DOCS),--docs "$(DOCS)")
 
 test: model ## Every test, with real services, a real Redis or Valkey and the real model.
-	@echo "compiling the matcher's kernels (half a minute, once)"
+	@echo "compiling the checksum's and the matcher's kernels (half a minute, once)"
+	@$(BIN)/python -c 'import services.common.checksums'
 	@$(BIN)/python -c 'from services.matcher.warm_up import compile_kernels; compile_kernels()'
 	KVBLEND_REQUIRE_MODEL=1 $(BIN)/python -m pytest
 
