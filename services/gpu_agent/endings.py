@@ -1,7 +1,6 @@
-"""Requests that have ended, and of which the store must hear: several in one call.
+"""Requests that have ended, and of which the store must hear: what ends while a call is under way goes with the next.
 
-An engine ends a request and asks the next question at once. To tell the store in between would take the time of both
-services just then, and a busy agent ends hundreds of requests a second; so endings are gathered for a moment.
+They are not gathered for longer: what an ended request holds counts against the caps of those that follow it.
 """
 
 import threading
@@ -16,9 +15,6 @@ from services.gpu_agent.sessions import StoreLink, StoreSession
 
 _log = get_logger("endings")
 
-# A request's leases are back at the store within 100 ms of its end; this is the agent's share of that. Were it
-# shorter, most of these calls would meet the engine's next lookup on its way.
-_GATHER_SECONDS = 0.04
 _QUIET_SECONDS = 5.0
 _CALL_SECONDS = 2.0
 _JOIN_SECONDS = 5.0
@@ -33,7 +29,6 @@ class Endings:
         self._link = link
         self._changed = threading.Condition()
         self._waiting: list[_Ended] = []
-        self._in_a_hurry = False
         self._closed = False
         # For those of which a copy still runs.
         self._quieting = ThreadPoolExecutor(4, thread_name_prefix="quiet")
@@ -48,12 +43,6 @@ class Endings:
         else:
             self._quieting.submit(self._put_when_quiet, (job, told))
         return told
-
-    def hurry(self) -> None:
-        """Somebody waits for one of them."""
-        with self._changed:
-            self._in_a_hurry = True
-            self._changed.notify_all()
 
     def close(self) -> None:
         """All that were added are told first."""
@@ -78,8 +67,7 @@ class Endings:
                 self._changed.wait_for(lambda: self._waiting or self._closed)
                 if not self._waiting:
                     return
-                self._changed.wait_for(lambda: self._in_a_hurry or self._closed, _GATHER_SECONDS)
-                batch, self._waiting, self._in_a_hurry = self._waiting, [], False
+                batch, self._waiting = self._waiting, []
             self._tell(batch)
 
     def _tell(self, batch: list[_Ended]) -> None:

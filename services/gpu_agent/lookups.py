@@ -114,7 +114,6 @@ class Lookups:
         unused: list[Ref] | None = None
         try:
             if before is not None:
-                self._endings.hurry()
                 wait([before], max(0.0, question.deadline - time.monotonic()))
             answer, plan = self._answer(question, leased)
             job.finish(answer, plan)

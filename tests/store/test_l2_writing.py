@@ -200,7 +200,7 @@ class Recording(MemoryTier):
 def test_a_queue_is_written_several_chunks_a_call_once_the_tier_has_shown_its_speed(shm_dir: Path) -> None:
     tier = Recording()
     tier.writing.clear()
-    store = started(shm_dir, tier, l2_write_threads=1)
+    store = started(shm_dir, tier, l2_write_threads=1, pages=1024)
     space = store.space()
     for seed in range(12):
         store.put(space, text(seed, CHUNK))
@@ -216,7 +216,7 @@ def test_a_queue_is_written_several_chunks_a_call_once_the_tier_has_shown_its_sp
 def test_one_chunk_of_a_call_that_is_refused_costs_the_others_nothing(shm_dir: Path) -> None:
     tier = Recording()
     tier.writing.clear()
-    store = started(shm_dir, tier, l2_write_threads=1)
+    store = started(shm_dir, tier, l2_write_threads=1, pages=1024)
     space = store.space()
     for seed in range(8):
         store.put(space, text(seed, CHUNK))
