@@ -338,6 +338,27 @@ def test_a_snapshot_that_fails_is_tried_again(model: ModelMatcher, address: str)
         eventually(lambda: agrees(model, catalog, publisher))
 
 
+def test_who_asks_to_tell_again_while_a_snapshot_is_taken_gets_another_one(model: ModelMatcher, address: str) -> None:
+    catalog = Catalog()
+    catalog.add(1)
+    begun, asked = threading.Event(), threading.Event()
+    taken: list[int] = []
+
+    def snapshot() -> list[Added]:
+        taken.append(len(taken))
+        begun.set()
+        assert asked.wait(30)
+        return catalog.snapshot()
+
+    with publishing(catalog, address, snapshot) as publisher:
+        assert begun.wait(30)
+        # As a check does that has just found what the log lacks.
+        publisher.tell_again("check")
+        asked.set()
+        eventually(lambda: len(taken) == 2)
+        eventually(lambda: agrees(model, catalog, publisher))
+
+
 def test_without_matchers_everything_still_works() -> None:
     outbox = NoMatchers(NAME, EPOCH)
     assert [outbox.append(chunk_added(number)) for number in (1, 2)] == [1, 2]

@@ -188,8 +188,13 @@ class Publisher:
     def _start_over(self, why: str) -> None:
         # Only for a log that answers: a snapshot costs the catalog something.
         self._changes.acknowledge(self._send(Page(self._changes.durable + 1, [], reset=False)))
-        self._changes.start_over(self._snapshot)
+        # First: who asks for it from now on may know what the snapshot will not have.
         self._reset_why = ""
+        try:
+            self._changes.start_over(self._snapshot)
+        except BaseException:
+            self._reset_why = why
+            raise
         RESETS.labels(why).inc()
         self._out_of_step(_being_told(why))
 
