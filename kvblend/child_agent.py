@@ -15,7 +15,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import Self
 
 _log = logging.getLogger("kvblend")
 
@@ -28,6 +28,9 @@ _LAST_PAUSE_SECONDS = 5.0
 _WELL_SECONDS = 10.0
 # Above the grace that the agent gives running calls.
 _STOP_SECONDS = 8.0
+# A process that was killed is gone at once, but one that the kernel does not let go.
+_KILLED_SECONDS = 2.0
+_CLOSE_SECONDS = _LOOK_SECONDS + _STOP_SECONDS + 2 * _KILLED_SECONDS
 
 
 class ChildAgent:
@@ -55,6 +58,7 @@ class ChildAgent:
 
         Raises:
             ValueError: the folder's path is too long for a socket.
+            OSError: nothing can be made in the folder.
         """
         name = f"agent-{hashlib.blake2b(f'{device}:{gpu}'.encode(), digest_size=6).hexdigest()}"
         socket = Path(folder).absolute() / f"{name}.sock"
@@ -63,7 +67,7 @@ class ChildAgent:
         self.target = f"unix:{socket}"
         # Why the agent that this process last started has ended; empty while none has.
         self.problem = ""
-        self._lock_path = socket.with_suffix(".lock")
+        self._lock = socket.with_suffix(".lock").open("wb")
         # Nobody balances over it: there is nothing to drain.
         options = {"listen": self.target, "store": store, "device": device, "gpu": gpu, "drain_seconds": "0"}
         options.update(settings or {})
@@ -82,9 +86,9 @@ class ChildAgent:
         return process.pid if process is not None and process.poll() is None else None
 
     def close(self) -> None:
-        """Stops the agent if this process started it. Idempotent."""
+        """Stops the agent if this process started it, within seconds. Idempotent."""
         self._closing.set()
-        self._thread.join()
+        self._thread.join(_CLOSE_SECONDS)
 
     def __enter__(self) -> Self:
         return self
@@ -95,32 +99,41 @@ class ChildAgent:
         self.close()
 
     def _keep(self) -> None:
-        with self._lock_path.open("wb") as lock:
+        with self._lock:
             while not self._closing.is_set():
                 try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     self._closing.wait(_LOOK_SECONDS)
                     continue
-                self._run(lock)
+                self._run()
                 return
 
-    def _run(self, lock: IO[bytes]) -> None:
+    def _run(self) -> None:
         """Starts the agent again whenever it ends, less and less soon."""
         pause = _FIRST_PAUSE_SECONDS
         while not self._closing.is_set():
-            # The agent looks whether this process is still its parent (services/common/lifecycle.py).
-            environment = {**os.environ, "KVBLEND_SUPERVISED": str(os.getpid())}
-            self._process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, env=environment, pass_fds=[lock.fileno()]
-            )
-            ran_well = self._watch(self._process)
+            ran_well = self._run_once()
             if self._closing.is_set():
                 return
-            self.problem = f"the agent ended with exit code {self._process.returncode}"
             pause = _FIRST_PAUSE_SECONDS if ran_well else min(2 * pause, _LAST_PAUSE_SECONDS)
             _log.warning("kvblend: %s; it is started again in %.1f s", self.problem, pause)
             self._closing.wait(pause)
+
+    def _run_once(self) -> bool:
+        """Whether it ran well. Tells what ended it."""
+        # The agent looks whether this process is still its parent (services/common/lifecycle.py).
+        environment = {**os.environ, "KVBLEND_SUPERVISED": str(os.getpid())}
+        try:
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, env=environment, pass_fds=[self._lock.fileno()]
+            )
+        except OSError as error:
+            self.problem = f"the agent cannot be started: {error}"
+            return False
+        ran_well = self._watch(self._process)
+        self.problem = f"the agent ended with exit code {self._process.returncode}"
+        return ran_well
 
     def _watch(self, process: "subprocess.Popen[bytes]") -> bool:
         """Until it ends or has been stopped. Whether it ran well."""
@@ -133,5 +146,9 @@ class ChildAgent:
                 process.wait(_STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait()
+                try:
+                    process.wait(_KILLED_SECONDS)
+                except subprocess.TimeoutExpired:
+                    # In the driver, most likely. It holds the lock until the system lets it go.
+                    _log.error("kvblend: the agent, pid %d, does not end though it was killed", process.pid)
         return waited >= _WELL_SECONDS

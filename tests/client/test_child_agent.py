@@ -163,3 +163,18 @@ def test_an_agent_that_cannot_start_is_told_of_and_tried_again(
 def test_a_folder_whose_name_is_too_long_for_a_socket_is_refused(shm_dir: Path) -> None:
     with pytest.raises(ValueError, match="too long for a unix socket"):
         ChildAgent(shm_dir / ("x" * 100), "unix:/nowhere", device="cpu")
+
+
+def test_a_folder_that_is_not_there_is_refused_at_once(shm_dir: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        ChildAgent(shm_dir / "missing", "unix:/nowhere", device="cpu")
+
+
+def test_closing_twice_and_closing_one_that_waits_for_its_turn_ends(shm_dir: Path) -> None:
+    with ChildAgent(shm_dir, "unix:/nowhere", device="cpu") as first:
+        until(lambda: first.pid is not None)
+        second = ChildAgent(shm_dir, "unix:/nowhere", device="cpu")
+        second.close()
+        second.close()
+        assert second.pid is None
+        assert first.pid is not None, "it is the other's"
