@@ -228,7 +228,11 @@ class Lookups:
                 if not keep:
                     self.release(job, [Range(0, job.tokens)])
 
-        self._releasing.submit(run)
+        try:
+            self._releasing.submit(run)
+        except RuntimeError:
+            # The agent is closing: what is held must be given back all the same.
+            run()
 
     def _end_copies(self, job: LookupJob, copied: "Copied", *, keep: bool) -> None:
         """Tells the store that copies out of these objects have stopped. `keep`: they will be copied again."""

@@ -48,7 +48,7 @@ class StoreClient:
             raise store_error(error) from error
 
     def start(self, method: str, request: Any, timeout: float) -> Callable[[], Any]:
-        """Begins what `call` does; what it returns waits for the answer."""
+        """Begins what `call` does; what it returns waits for the answer, at most until the timeout."""
         running = getattr(self._stub, method).future(request, timeout=timeout, metadata=self._metadata)
 
         def answer() -> Any:
@@ -56,6 +56,8 @@ class StoreClient:
                 return running.result()
             except grpc.RpcError as error:
                 raise store_error(error) from error
+            except grpc.FutureCancelledError:
+                raise KvblendError("SUPERSEDED", "the call to the store was cancelled: the agent is closing") from None
 
         return answer
 
