@@ -1,6 +1,7 @@
 """The write side of L2: which class is written when, what a full queue or an outage costs, and what a restart owes."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -197,37 +198,43 @@ class Recording(MemoryTier):
         return [write.key not in self.refused and all(done) for write in writes]
 
 
-def test_a_queue_is_written_several_chunks_a_call_once_the_tier_has_shown_its_speed(shm_dir: Path) -> None:
+@contextmanager
+def queued(directory: Path, chunks: int) -> Iterator[tuple[LocalStore, Recording]]:
+    """So many chunks wait, or are in the first call, until `tier.writing` is set."""
     tier = Recording()
     tier.writing.clear()
-    store = started(shm_dir, tier, l2_write_threads=1, pages=1024)
-    space = store.space()
-    for seed in range(12):
-        store.put(space, text(seed, CHUNK))
-    tier.writing.set()
-    until(in_l2(store, 12))
-    assert tier.calls[0] == 1
-    assert max(tier.calls) > 1
-    assert sum(tier.calls) == 12
-    assert store.state.leases.busy_count == 0
-    store.close()
+    store = started(directory, tier, l2_write_threads=1, pages=1024)
+    try:
+        for seed in range(chunks):
+            store.put(store.space(), text(seed, CHUNK))
+        yield store, tier
+    finally:
+        tier.writing.set()
+        store.close()
+
+
+def test_a_queue_is_written_several_chunks_a_call_once_the_tier_has_shown_its_speed(shm_dir: Path) -> None:
+    with queued(shm_dir, 80) as (store, tier):
+        tier.writing.set()
+        until(in_l2(store, 80))
+        assert tier.calls[0] == 1
+        assert max(tier.calls) > 1
+        assert sum(tier.calls) == 80
+        assert store.state.leases.busy_count == 0
+        # What is being written cannot be evicted.
+        largest = max(chunk.size for chunk in store.state.catalog)
+        assert max(tier.calls) * largest <= store.state.pool.capacity_bytes / 64
 
 
 def test_one_chunk_of_a_call_that_is_refused_costs_the_others_nothing(shm_dir: Path) -> None:
-    tier = Recording()
-    tier.writing.clear()
-    store = started(shm_dir, tier, l2_write_threads=1, pages=1024)
-    space = store.space()
-    for seed in range(8):
-        store.put(space, text(seed, CHUNK))
-    until(lambda: len(tier.calls) == 1)
-    chunks = list(store.state.catalog)
-    refused = chunks[5]
-    tier.refused = {ObjectKey(refused.key, *place) for place in refused.objects}
-    tier.writing.set()
-    until(lambda: sum(chunk.in_l2 for chunk in chunks) == 7)
-    until(lambda: stats_of(store.parts, []).l2.failed_writes > 0)
-    assert not refused.in_l2
-    tier.refused = set()
-    until(in_l2(store, 8))
-    store.close()
+    with queued(shm_dir, 8) as (store, tier):
+        until(lambda: len(tier.calls) == 1)
+        chunks = list(store.state.catalog)
+        refused = chunks[5]
+        tier.refused = {ObjectKey(refused.key, *place) for place in refused.objects}
+        tier.writing.set()
+        until(lambda: sum(chunk.in_l2 for chunk in chunks) == 7)
+        until(lambda: stats_of(store.parts, []).l2.failed_writes > 0)
+        assert not refused.in_l2
+        tier.refused = set()
+        until(in_l2(store, 8))

@@ -7,6 +7,7 @@ faults is itself tested, with stores that are broken on purpose.
 
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -300,6 +301,10 @@ class StoreMachine(RuleBasedStateMachine):
         assert protectors <= state.leases.held_count + state.leases.busy_count
         if not self.running and not state.leases.held_count:
             assert protectors == 0
+        # Counted at each chunk, so that one that nobody leases may leave without a search.
+        of_chunks = Counter(chunk for holder in state.leases._all() for _, chunk, *_ in holder.leases.values())
+        assert of_chunks == Counter({chunk: chunk.leases for chunk in of_chunks})
+        assert sum(chunk.leases for chunk in state.catalog) <= of_chunks.total()
 
 
 _LIMITS = settings(
