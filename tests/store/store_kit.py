@@ -381,9 +381,11 @@ class LocalStore:
         remaining: float = 5.0,
         prefill: int = 0,
         at_least: Sequence[pb.StreamPosition] = (),
+        spans: Sequence[pb.OpaqueSpan] = (),
     ) -> "Found":
         message = store_pb2.LookupRequest(
             tokens=encode_u32(tokens),
+            opaque_spans=spans,
             want_segments=want_segments,
             accept_blended=accept_blended,
             context_classes=classes,

@@ -148,6 +148,21 @@ def test_a_matcher_that_claims_other_tokens_is_not_believed(shm_dir: Path) -> No
     store.close()
 
 
+def test_a_matcher_that_claims_text_where_an_image_is_is_not_believed(shm_dir: Path) -> None:
+    """The tokens that stand for an image are the same for every image."""
+    matcher = FakeMatcher()
+    store = LocalStore(shm_dir, matcher=matcher)
+    space, document = store.space(), text(1, 3 * CHUNK)
+    store.put(space, document, document="d")
+    matcher.segments = [segment_of(space, document, 2)]
+    # From the first chunk's last token to the second one's first but one.
+    span = pb.OpaqueSpan(offset=2 + CHUNK - 1, length=3, digest=bytes(32))
+    found = store.lookup(space, [8, 9, *document, 1], want_segments=True, spans=[span])
+    assert [(item.query_position, item.length) for item in found.segments] == [(2 + 2 * CHUNK, CHUNK)]
+    assert found.reasons()[pb.REASON_OPAQUE_SPAN] == 2 * CHUNK
+    store.close()
+
+
 @pytest.mark.parametrize(
     "nonsense",
     [

@@ -119,16 +119,25 @@ def _reasons_against(state: StoreState, query: Query, here: Pieces[Chunk]) -> li
         pb.REASON_CONTEXT_CLASS_NOT_ALLOWED
         if info.context_class not in classes
         else pb.REASON_OPAQUE_SPAN
-        if not info.matchable
+        if not info.matchable or is_opaque
         else pb.REASON_UNSPECIFIED
         if is_same and size == len(part)
         else pb.REASON_UNKNOWN_TEXT
-        for info, is_same, size, part in zip(infos, same, sizes, tokens, strict=True)
+        for info, is_opaque, is_same, size, part in zip(infos, _opaque(query, here), same, sizes, tokens, strict=True)
     ]
     false = reasons.count(pb.REASON_UNKNOWN_TEXT)
     if false:
         state.stats.add("false_claims", false)
     return reasons
+
+
+def _opaque(query: Query, here: Pieces[Chunk]) -> list[bool]:
+    """Which of these hold tokens of the prompt that stand for something else: that tokens agree says nothing there."""
+    found = np.zeros(len(here), bool)
+    for span in query.spans:
+        found |= (here.positions < span.offset + span.length) & (here.ends > span.offset)
+    flags: list[bool] = found.tolist()
+    return flags
 
 
 def columns_of(pieces: Pieces[Chunk]) -> pb.SegmentColumns:
