@@ -21,7 +21,7 @@ _NAMES = {
     store_pb2.CHECK_PART_OBJECTS: "objects",
     store_pb2.CHECK_PART_LOG: "matchers",
     store_pb2.CHECK_PART_L2: "L2",
-    store_pb2.CHECK_PART_L2_LOG: "matchers",
+    store_pb2.CHECK_PART_L2_LOG: "L2 text",
 }
 _WHAT = {
     store_pb2.CHECK_PART_BLOCKS: "chunks, headers and blocks",
