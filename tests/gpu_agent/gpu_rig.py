@@ -3,8 +3,7 @@
 import importlib.util
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from math import prod
 from pathlib import Path
@@ -15,9 +14,8 @@ import pytest
 import torch
 from agent_rig import Rig
 from engine_memory import DTYPES, EngineMemory, model_space
-from processes import Stack
+from processes import AGENT, Stack
 
-from kvblend.client import KvblendClient
 from kvblend.cuda_memory import cuda_handle
 from kvblend.layouts import KvShape, buffer_shapes
 from kvblend.v1 import agent_pb2 as pb
@@ -76,9 +74,10 @@ class GpuRig(Rig):
 
 
 class GpuStack(Stack):
-    def start_agent(self, name: str = "agent", *more: str) -> None:
-        flags = ["--store", self.target("store"), "--name", name, "--heartbeat-seconds", "0.2", "--device", "cuda"]
-        self.start(name, "services.gpu_agent", *flags, *more)
+    def start_agent(
+        self, name: str = "agent", *more: str, program: str | Sequence[str] = AGENT, **environment: str
+    ) -> None:
+        super().start_agent(name, "--device", "cuda", *more, program=program, **environment)
 
     def gpu_rig(self, arrangement: str, shape: KvShape, rope: common.Rope, seed: int = 0, **changes: Any) -> GpuRig:
         """Registered, its rope proven."""
@@ -96,19 +95,6 @@ class GpuStack(Stack):
         with (self.directory / "agent.log").open("ab") as log:
             command = [*unshare, *own_shm, *service, *flags, "--drain-seconds", "0", "--staging-mib", "1"]
             self._processes["agent"] = subprocess.Popen(command, stdout=log, stderr=log)
-
-    def wait_agent(self) -> None:
-        """Until the agent has a session with the store."""
-        client = KvblendClient(self.target("agent"), "waiting")
-        give_up_at = time.monotonic() + 90
-        while not any(ready for _, ready, _ in client.ping().dependencies):
-            assert not self._ended("agent"), (self.directory / "agent.log").read_text()[-3000:]
-            assert time.monotonic() < give_up_at, (self.directory / "agent.log").read_text()[-3000:]
-            time.sleep(0.1)
-        client.close()
-
-    def _ended(self, name: str) -> bool:
-        return self._processes[name].poll() is not None
 
 
 @contextmanager

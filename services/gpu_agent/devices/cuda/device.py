@@ -51,6 +51,10 @@ class CudaDevice:
         taken = free - self._gpu.driver.memory()[0]
         _log.info("serving a GPU", gpu=self.uuid, staging_mib=taken >> 20)
 
+    def problem(self) -> str:
+        """Why this process can use the GPU no more, whatever it does; empty: it can."""
+        return self._gpu.driver.problem()
+
     def adopt(self, memory: Bytes) -> None:
         self.host.adopt(memory)
 
