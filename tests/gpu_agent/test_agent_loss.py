@@ -126,7 +126,7 @@ def test_every_other_call_says_that_the_agent_starts_again() -> None:
         lambda: memory.set_semaphores(Steps(1, 0, 1)),
     ]
     for call in calls:
-        with pytest.raises(KvblendError, match="NOT_READY.*starts again: no more"):
+        with pytest.raises(KvblendError, match=r"NOT_READY.*starts again: no more"):
             call()
     assert fragile.told == ["the device is lost: no more"]
 
