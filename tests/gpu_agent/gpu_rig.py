@@ -31,30 +31,32 @@ needs_gpu = [
 class GpuMemory(EngineMemory):
     """The same buffers in GPU memory."""
 
-    def __init__(self, arrangement: str, shape: KvShape, seed: int = 0) -> None:
+    def __init__(self, arrangement: str, shape: KvShape, seed: int = 0, device: str = "cuda:0") -> None:
         self.arrangement = arrangement
         self.shape = shape
         self.dtype = DTYPES[shape.dtype]
         self.shapes = buffer_shapes(arrangement, shape)
-        generator = torch.Generator("cuda").manual_seed(seed)
+        self.device = torch.device(device)
+        generator = torch.Generator(self.device).manual_seed(seed)
         self.tensors = [
-            torch.randn(prod(dims), generator=generator, device="cuda").to(self.dtype) for dims in self.shapes
+            torch.randn(prod(dims), generator=generator, device=self.device).to(self.dtype) for dims in self.shapes
         ]
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(self.device)
 
     def _tensors(self) -> list[torch.Tensor]:
         return [tensor.view(dims) for tensor, dims in zip(self.tensors, self.shapes, strict=True)]
 
     @property
     def handles(self) -> list[pb.DeviceHandle]:
-        return [cuda_handle(tensor.data_ptr(), tensor.nbytes) for tensor in self.tensors]
+        with torch.cuda.device(self.device):
+            return [cuda_handle(tensor.data_ptr(), tensor.nbytes) for tensor in self.tensors]
 
     def read(self, slots: list[int]) -> torch.Tensor:
         return super().read(slots).cpu()
 
     def write(self, slots: list[int], values: torch.Tensor) -> None:
-        super().write(slots, values.cuda())
-        torch.cuda.synchronize()
+        super().write(slots, values.to(self.device))
+        torch.cuda.synchronize(self.device)
 
     def snapshot(self) -> list[bytes]:
         return [tensor.view(torch.uint8).cpu().numpy().tobytes() for tensor in self.tensors]
@@ -66,10 +68,12 @@ class GpuMemory(EngineMemory):
 class GpuRig(Rig):
     """A rig with an arrangement and a rope of its own."""
 
-    def __init__(self, target: str, arrangement: str, shape: KvShape, rope: common.Rope, seed: int) -> None:
+    def __init__(
+        self, target: str, arrangement: str, shape: KvShape, rope: common.Rope, seed: int, device: str = "cuda:0"
+    ) -> None:
         super().__init__(target, shape=KvShape(1, 1, 8, 1, 1, common.DTYPE_FLOAT32))
         self.engine.close()
-        self.engine = GpuMemory(arrangement, shape, seed)
+        self.engine = GpuMemory(arrangement, shape, seed, device)
         self.space = model_space(shape, rope)
 
 
