@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 from agent_rig import Rig, blocks, outcomes, ranges, slots_of
-from engine_memory import rotated_elements, rotate_slowly, same_bits
+from engine_memory import rotate_slowly, rotated_elements, same_bits
 from processes import Stack
 
 from kvblend.results import Segments
