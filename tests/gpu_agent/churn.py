@@ -228,7 +228,7 @@ class Churn:
         if answered is None:
             return
         verb, said = answered
-        assert not said.pop("wrong", ""), (verb, said)
+        assert not (wrong := said.pop("wrong", "")), (wrong, said)
         if reason := said.pop("failed"):
             self.reasons[reason] += 1
         for name, value in said.items():
