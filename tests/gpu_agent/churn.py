@@ -41,6 +41,8 @@ class EngineProcess:
         self._channel = channel
         self._fd = os.pidfd_open(pid)
         self._asked = ""
+        # As its last answer has it.
+        self.registered, self.unsure = True, False
 
     def ask(self, verb: str, **arguments: Any) -> None:
         assert not self._asked
@@ -148,12 +150,19 @@ class Churn:
             self._engines[-1].ask("register")
             self.counts["register"] += 1
             return
-        self._ask(self._random.choice(self._engines))
+        engine = self._random.choice(self._engines)
+        self._collect(engine)
+        if engine.unsure:
+            self._remove(engine, kill=True)
+            self.counts["unsure"] += 1
+        else:
+            self._ask(engine)
 
     def _ask(self, engine: EngineProcess) -> None:
-        self._collect(engine)
         verb = self._random.choices(("store", "retrieve", "lookup", "unregister", "register"), (30, 45, 4, 2, 2))[0]
-        if verb == "store" or not self._texts:
+        if not engine.registered:
+            verb, arguments = "register", {}
+        elif verb == "store" or not self._texts:
             verb, arguments = "store", self._text_to_store()
         elif verb in ("retrieve", "lookup"):
             arguments = {"tokens": self._prompt()}
@@ -186,7 +195,9 @@ class Churn:
     def _kill_at_work(self) -> None:
         if self._engines:
             engine = self._random.choice(self._engines)
-            self._ask(engine)
+            self._collect(engine)
+            if not engine.unsure:
+                self._ask(engine)
             time.sleep(self._random.uniform(0, 0.02))
             self.counts["killed at work"] += engine.works()
             self.counts["killed"] += 1
@@ -207,7 +218,6 @@ class Churn:
         self._stack.kill("store")
         self.counts["store killed"] += 1
         self._stack.start_store()
-        self._stack.stats()
         self._stack.wait_agent()
 
     def _stop(self) -> None:
@@ -230,7 +240,11 @@ class Churn:
         verb, said = answered
         assert not (wrong := said.pop("wrong", "")), (wrong, said)
         if reason := said.pop("failed"):
-            self.reasons[reason] += 1
+            self.reasons[f"{verb} {reason}"] += 1
+        engine.unsure = said.pop("unsure", False)
+        engine.registered = (
+            verb != "unregister" and reason != "UNKNOWN_INSTANCE" and not (verb == "register" and reason)
+        )
         for name, value in said.items():
             self.counts[f"{name} tokens" if verb == "retrieve" else name] += value
 

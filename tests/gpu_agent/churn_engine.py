@@ -110,7 +110,10 @@ class GpuMemory:
 
 
 class Engine:
-    """Every verb answers with what is to be counted, and `wrong`: what must never happen."""
+    """Every verb answers with what is to be counted, and `wrong`: what must never happen.
+
+    `unsure`: a copy was given up and the agent may still be at it. Memory of which that is true is never used again.
+    """
 
     def __init__(self, device: str, agent: str, directory: Path) -> None:
         sizes = buffer_bytes(ARRANGEMENT, SHAPE)
@@ -147,7 +150,8 @@ class Engine:
         self._memory.write(content.ravel())
         kind = {"kind": "document", "first_position": first, "context": [1] * first, "document": name} if first else {}
         done = self._client.store(tokens, name, block_ids=blocks, timeout=CALL_SECONDS, **kind)
-        return {"failed": done.reason, "stored": sum(chunk.outcome == "STORED" for chunk in done.chunks)}
+        stored = sum(chunk.outcome == "STORED" for chunk in done.chunks)
+        return {"failed": done.reason, "unsure": bool(done.reason and not done.chunks), "stored": stored}
 
     def lookup(self, name: str, tokens: list[int]) -> dict[str, Any]:
         """And leaves its leases to whoever finds that the engine has gone."""
@@ -158,8 +162,9 @@ class Engine:
         self._memory.write(content)
         found = self._client.lookup(tokens, name, timeout=CALL_SECONDS)
         done = self._client.retrieve(name, block_ids=blocks, timeout=CALL_SECONDS)
-        answer = {"failed": found.reason or done.reason, "prefix": 0, "moved": 0, "wrong": ""}
-        if found and not (done.reason and not done.failed):
+        unsure = bool(done.reason and not done.failed)
+        answer = {"failed": found.reason or done.reason, "unsure": unsure}
+        if found and not unsure:
             answer |= self._check(np.array(tokens), blocks, found, done.written)
         self._client.end_session(name, timeout=CALL_SECONDS)
         return answer
