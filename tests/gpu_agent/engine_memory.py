@@ -86,6 +86,10 @@ class EngineMemory:
                 for index, slot in enumerate(slots):
                     self.token(layer, kind, slot).copy_(values[layer, kind, index])
 
+    def rounded(self, keys: torch.Tensor) -> torch.Tensor:
+        """To the engine's dtype; what is smaller than that of its arithmetic is rounded elsewhere."""
+        return keys.to(self.dtype) if self.dtype.itemsize > 1 else keys
+
     def snapshot(self) -> list[bytes]:
         return [bytes(buffer.array) for buffer in self.buffers]
 
