@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from churn_engine import SHAPE
+from churn_engine import CALL_SECONDS, SHAPE
 from processes import Stack
 
 from kvblend.client import KvblendClient
@@ -221,15 +221,15 @@ class Churn:
         self._stack.wait_agent()
 
     def _stop(self) -> None:
-        """While engines are at work."""
+        """While engines are at work; now and then for longer than they wait."""
+        self._step()
+        time.sleep(self._random.uniform(0, 0.01))
         name = self._random.choice(("agent", "store"))
+        seconds = CALL_SECONDS + 1 if self._random.random() < 0.1 else self._random.uniform(0.05, 1.0)
         self._stack.signal(name, signal.SIGSTOP)
         self.counts[f"{name} stopped"] += 1
-        try:
-            self._step()
-            time.sleep(self._random.uniform(0.05, 1.0))
-        finally:
-            self._stack.signal(name, signal.SIGCONT)
+        time.sleep(seconds)
+        self._stack.signal(name, signal.SIGCONT)
 
     # What becomes of it
 
