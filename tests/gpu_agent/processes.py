@@ -74,6 +74,10 @@ class Stack:
     def signal(self, name: str, number: signal.Signals) -> None:
         os.kill(self._processes[name].pid, number)
 
+    def maps(self, name: str) -> str:
+        """What it has mapped, as the kernel lists it."""
+        return Path(f"/proc/{self._processes[name].pid}/maps").read_text()
+
     def kill(self, name: str) -> None:
         self._processes[name].kill()
         self._processes[name].wait()
