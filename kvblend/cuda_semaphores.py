@@ -40,7 +40,7 @@ class CudaSemaphores:
         # stream -> (semaphore, the latest value written).
         self._streams: dict[int, tuple[int, int]] = {}
         zero_memory(address, count * _WORD_BYTES)
-        self.handle: pb.DeviceHandle = cuda_handle(address, count * _WORD_BYTES)
+        self.handle = cuda_handle(address, count * _WORD_BYTES)
 
     def address(self, semaphore: int) -> int:
         """Where it lies, for `wait_for_semaphore`."""
