@@ -1,20 +1,16 @@
 """An engine whose KV tensors are in this process's GPU memory, and an agent with the cuda device."""
 
 import importlib.util
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from math import prod
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
 from agent_rig import Rig
+from containers import volume
 from engine_memory import DTYPES, EngineMemory, model_space
 from processes import Stack
 
@@ -29,10 +25,6 @@ needs_gpu = [
     pytest.mark.gpu,
     pytest.mark.skipif(not _USABLE, reason="needs an NVIDIA GPU, a CUDA build of torch, and Triton (make test-gpu)"),
 ]
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
-
-# Where an agent may run: beside its engines, or in a container that shares nothing with them but its socket.
-PLACES = ["beside", pytest.param("container", marks=needs_root)]
 
 
 class GpuMemory(EngineMemory):
@@ -81,8 +73,10 @@ class GpuRig(Rig):
 
 
 class GpuStack(Stack):
-    # Engines and the agent see the same /dev/shm.
-    shares_shm = True
+    @property
+    def shares_shm(self) -> bool:
+        """Engines and the agent see the same /dev/shm."""
+        return "agent" not in self.contained
 
     def start_agent(self, name: str = "agent", *more: str) -> None:
         flags = ["--store", self.target("store"), "--name", name, "--heartbeat-seconds", "0.2", "--device", "cuda"]
@@ -94,17 +88,6 @@ class GpuStack(Stack):
         self._rigs.append(rig)
         rig.register(**changes)
         return rig
-
-    def start_agent_in_container(self, *more: str) -> None:
-        """In PID, IPC, network and mount namespaces of its own, with a /dev/shm of its own: it is process 1 there."""
-        self.shares_shm = False
-        unshare = ["unshare", "--ipc", "--net", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc"]
-        own_shm = ["sh", "-c", 'mount -t tmpfs none /dev/shm && exec "$@"', "sh"]
-        service = [sys.executable, "-m", "services.gpu_agent", "--listen", self.target("agent"), "--device", "cuda"]
-        flags = ["--store", self.target("store"), "--name", "agent", "--heartbeat-seconds", "0.2"]
-        with (self.directory / "agent.log").open("ab") as log:
-            command = [*unshare, *own_shm, *service, *flags, "--drain-seconds", "0", *more]
-            self._processes["agent"] = subprocess.Popen(command, stdout=log, stderr=log)
 
     def wait_agent(self) -> None:
         """Until the agent has a session with the store."""
@@ -121,35 +104,16 @@ class GpuStack(Stack):
 
 
 @contextmanager
-def volume() -> Iterator[Path]:
-    """A directory in memory that containers may share; it is not in /dev/shm, which they do not."""
-    with TemporaryDirectory(prefix="kvb-", dir="/tmp") as directory:
-        subprocess.run(["mount", "-t", "tmpfs", "none", directory], check=True)
-        try:
-            yield Path(directory)
-        finally:
-            subprocess.run(["umount", "--lazy", directory], check=True)
-
-
-@contextmanager
-def shared_memory() -> Iterator[Path]:
-    with TemporaryDirectory(prefix="kvb-", dir="/dev/shm") as directory:
-        yield Path(directory)
-
-
-@contextmanager
 def gpu_stack(
     arena_mib: int, *agent_flags: str, matcher: bool = True, verify: bool = False, place: str = "beside"
 ) -> Iterator[GpuStack]:
-    """`verify`: what is read is compared with its checksum, always. `place`: one of PLACES."""
-    with (volume if place == "container" else shared_memory)() as directory:
-        with closing(GpuStack(directory, arena_mib)) as stack:
-            if matcher:
-                stack.start_matcher()
-            stack.start_store(*(["--verify-share", "1"] if verify else []))
-            if place == "container":
-                stack.start_agent_in_container(*agent_flags)
-            else:
-                stack.start_agent("agent", *agent_flags)
-            stack.wait_agent()
-            yield stack
+    """`verify`: what is read is compared with its checksum, always. `place`: where the agent runs, one of PLACES."""
+    with volume(place) as directory, closing(GpuStack(directory, arena_mib)) as stack:
+        if matcher:
+            stack.start_matcher()
+        stack.start_store(*(["--verify-share", "1"] if verify else []))
+        if place == "container":
+            stack.contained.add("agent")
+        stack.start_agent("agent", *agent_flags)
+        stack.wait_agent()
+        yield stack

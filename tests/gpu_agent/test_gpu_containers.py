@@ -6,8 +6,9 @@ from contextlib import closing
 import pytest
 import torch
 from agent_rig import CallFailed, blocks, outcomes, slots_of
+from containers import needs_root
 from engine_memory import make_rope, same_bits
-from gpu_rig import GpuRig, GpuStack, gpu_stack, needs_gpu, needs_root
+from gpu_rig import GpuRig, GpuStack, gpu_stack, needs_gpu
 
 from kvblend.cuda_memory import cuda_event
 from kvblend.layouts import KvShape

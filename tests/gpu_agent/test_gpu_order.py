@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 from agent_rig import INSTANCE, CallFailed, blocks, outcomes, ranges, slots_of
+from containers import PLACES
 from engine_memory import make_rope
-from gpu_rig import PLACES, GpuRig, GpuStack, gpu_stack, needs_gpu
+from gpu_rig import GpuRig, GpuStack, gpu_stack, needs_gpu
 
 from kvblend.cuda_memory import cuda_event
 from kvblend.cuda_semaphores import CudaSemaphores

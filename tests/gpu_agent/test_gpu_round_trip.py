@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 from agent_rig import INSTANCE, encode, outcomes, ranges
-from gpu_rig import PLACES, GpuRig, GpuStack, gpu_stack, needs_gpu
+from containers import PLACES
+from gpu_rig import GpuRig, GpuStack, gpu_stack, needs_gpu
 from test_round_trip import ROPES, TOLERANCE, check_moved
 
 from kvblend.cuda_memory import cuda_handle, set_semaphore, wait_for_semaphore
