@@ -1,8 +1,8 @@
 """python waiting_engine.py AGENT FOLDER TOKEN: an engine whose store waits for a semaphore, which it sets when told to.
 
 Its memory is in files of the folder, and its text begins with that token. It prints "registered" and asks for its KV to
-be stored; on a line on its input it overwrites that KV and sets the semaphore. Then it prints the outcomes of the store,
-and waits.
+be stored; on a line on its input it overwrites that KV and sets the semaphore. Then it prints the outcomes, and
+waits.
 """
 
 import sys
