@@ -36,6 +36,10 @@ def check_round_trip(stack: GpuStack, text: list[int]) -> None:
     assert same_bits(rig.engine.read(slots_of(OTHER, range(len(text)))), original)
 
 
+def test_case_15_containers_that_share_no_dev_shm_and_no_ipc_namespace(stack: GpuStack) -> None:
+    check_round_trip(stack, list(range(100, 169)))
+
+
 def refused(stack: GpuStack, change: str, value: object) -> str:
     rig = GpuRig(stack.target("agent"), "paged_nhd", SHAPE, ROPE, 2)
     with closing(rig):

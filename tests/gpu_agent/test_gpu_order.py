@@ -97,7 +97,7 @@ def store(rig: OrderedRig, event: pb.Event) -> None:
 
 
 @pytest.mark.parametrize("which", ["the default stream", "a stream of its own"])
-def test_a_store_waits_for_the_engine_s_kernels(rig: OrderedRig, which: str) -> None:
+def test_case_19_a_store_waits_for_the_engine_s_kernels(rig: OrderedRig, which: str) -> None:
     stream = torch.cuda.Stream() if which == "a stream of its own" else torch.cuda.default_stream()
     with torch.cuda.stream(stream):
         rig.fill_later(LATER)
@@ -131,6 +131,15 @@ def test_a_proof_waits_for_its_pattern(rig: OrderedRig) -> None:
     assert rig.proves(LATER, 64, rig.event())
 
 
+def test_case_19_what_kernels_wrote_is_read_a_thousand_times(rig: OrderedRig) -> None:
+    for number in range(1000):
+        # Whole numbers up to 256 are exact in bf16.
+        value = float(1 + number % 256)
+        torch.cuda._sleep(1_000_000)
+        rig.fill(value)
+        assert rig.proves(value, 16, rig.event()), f"run {number}: it was read too early"
+
+
 def test_a_call_may_be_made_before_its_semaphore_is_written_at_all(rig: OrderedRig) -> None:
     event = pb.Event(kind=pb.EVENT_KIND_SEMAPHORE, semaphore=3, value=5)
     caller = threading.Thread(target=lambda: store(rig, event))
@@ -147,7 +156,7 @@ def test_a_call_may_be_made_before_its_semaphore_is_written_at_all(rig: OrderedR
     assert (rig.stored() == LATER).all()
 
 
-def test_a_semaphore_that_never_comes_holds_nobody_else_up(stack: GpuStack, rig: OrderedRig) -> None:
+def test_case_62_a_semaphore_that_never_comes_holds_nobody_else_up(stack: GpuStack, rig: OrderedRig) -> None:
     """And nothing is left of the call: the instance can be closed at once, and store the text later."""
     never = pb.Event(kind=pb.EVENT_KIND_SEMAPHORE, semaphore=3, value=9)
     request = pb.StoreKvRequest(

@@ -139,7 +139,7 @@ def check_order(rig: Rig, words: Words, verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", CALLS)
-def test_a_call_waits_for_the_engine_s_semaphore(rig: Rig, words: Words, verb: str) -> None:
+def test_case_19_a_call_waits_for_the_engine_s_semaphore(rig: Rig, words: Words, verb: str) -> None:
     check_order(rig, words, verb)
 
 
@@ -161,7 +161,7 @@ def test_a_semaphore_that_is_further_already_is_not_waited_for(rig: Rig, words: 
 
 
 @pytest.mark.parametrize("verb", CALLS)
-def test_a_semaphore_that_never_comes_ends_at_the_deadline_and_leaves_nothing(
+def test_case_62_a_semaphore_that_never_comes_ends_at_the_deadline_and_leaves_nothing(
     rig: Rig, words: Words, verb: str
 ) -> None:
     reserved, copies = len(rig.fake.named("Reserve")), len(rig.fake.named("BeginCopy"))

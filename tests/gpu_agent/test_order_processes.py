@@ -62,7 +62,7 @@ def check_others_are_served(rig: Rig, number: int) -> None:
     assert (rig.engine.read(slots_of(ALL, range(64))) == original).all()
 
 
-def test_what_is_stored_are_the_bytes_of_the_event_s_time(stack: Stack) -> None:
+def test_case_15_what_is_stored_are_the_bytes_of_the_event_s_time(stack: Stack) -> None:
     rig = stack.rig("agent", SHAPE)
     with engine(stack, 500) as process:
         for number in range(5):
