@@ -291,6 +291,7 @@ class KvblendClient:
 
         kind "prompt": from the prompt's first token; `reused` names query ranges that came from
         segments. kind "document": one text computed behind `context` (its tokens), a source of segments.
+        `event` comes when these slots are written (cuda_semaphores.py); without one they are written already.
         """
         request = agent_pb2.StoreKvRequest(
             instance_id=self.instance_id,
