@@ -10,10 +10,12 @@ from pathlib import Path
 
 import grpc
 from agent_rig import Rig
+from containers import CONTAINER, process_in
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvblend.client import KvblendClient
 from kvblend.layouts import KvShape
+from kvblend.memory import SHM_DIR
 from kvblend.v1 import store_pb2 as store
 from kvblend.v1 import store_pb2_grpc
 
@@ -26,6 +28,10 @@ class Stack:
 
     def __init__(self, directory: Path, arena_mib: int) -> None:
         self.directory = directory
+        # Names of those that are started in containers.
+        self.contained: set[str] = set()
+        # Where engines on the CPU have their KV.
+        self.shm_dir = SHM_DIR
         self._arena_bytes = arena_mib << 20
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._rigs: list[Rig] = []
@@ -37,8 +43,9 @@ class Stack:
 
     def start(self, name: str, program: str | Sequence[str], *flags: str, **environment: str) -> None:
         """`program`: a module, or what follows `python`."""
+        container = CONTAINER if name in self.contained else []
         run = ["-m", program] if isinstance(program, str) else program
-        command = [sys.executable, *run, "--listen", self.target(name), "--drain-seconds", "0", *flags]
+        command = [*container, sys.executable, *run, "--listen", self.target(name), "--drain-seconds", "0", *flags]
         with self.log(name).open("ab") as log:
             self._processes[name] = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | environment)
 
@@ -83,12 +90,9 @@ class Stack:
         """Until the process has ended by itself; its status."""
         return self._processes[name].wait(seconds)
 
-    def pid(self, name: str) -> int:
-        return self._processes[name].pid
-
     def rig(self, name: str, shape: KvShape, seed: int = 0) -> Rig:
         """An engine that the running agent `name` knows, its rope proven."""
-        rig = Rig(self.target(name), shape=shape, seed=seed)
+        rig = Rig(self.target(name), shape=shape, seed=seed, shm_dir=self.shm_dir)
         self._rigs.append(rig)
         rig.wait_for(rig._ready, 30)
         rig.register()
@@ -99,7 +103,15 @@ class Stack:
         return self._store.GetStoreStats(store.GetStoreStatsRequest(), timeout=10, wait_for_ready=True)
 
     def signal(self, name: str, number: signal.Signals) -> None:
-        os.kill(self._processes[name].pid, number)
+        os.kill(self.pid(name), number)
+
+    def maps(self, name: str) -> str:
+        """What it has mapped, as the kernel lists it."""
+        return Path(f"/proc/{self.pid(name)}/maps").read_text()
+
+    def pid(self, name: str) -> int:
+        pid = self._processes[name].pid
+        return process_in(pid) if name in self.contained else pid
 
     def kill(self, name: str) -> None:
         self._processes[name].kill()

@@ -1,7 +1,8 @@
 """A device that is lost for good: everything in flight is a miss, the agent ends, the next one goes on."""
 
 import threading
-from contextlib import ExitStack, closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,10 @@ class Fragile:
 
     def open(self, *_: Any) -> "Fragile":
         return self._do("open")
+
+    @contextmanager
+    def opened(self, _: pb.Event) -> Iterator[Any]:
+        yield lambda: self._do("ask")
 
     def _do(self, call: str) -> Any:
         self.calls.append(call)
@@ -121,7 +126,8 @@ def test_every_other_call_says_that_the_agent_starts_again() -> None:
     fragile.error, fragile.problem = KvblendError("HANDLE_UNUSABLE", "as it seemed"), "no more"
     calls = [
         lambda: fragile.device.open([], None),  # type: ignore[arg-type]
-        lambda: fragile.device.wait(pb.Event(), 1),
+        lambda: ask(fragile.device),
+        lambda: memory.semaphore(0, lambda: None),
         lambda: memory.prepare([]),
         lambda: memory.set_semaphores(Steps(1, 0, 1)),
     ]
@@ -129,6 +135,19 @@ def test_every_other_call_says_that_the_agent_starts_again() -> None:
         with pytest.raises(KvblendError, match=r"NOT_READY.*starts again: no more"):
             call()
     assert fragile.told == ["the device is lost: no more"]
+
+
+def ask(device: LosableDevice) -> None:
+    with device.opened(pb.Event()) as done:
+        done()
+
+
+def test_an_event_that_fails_while_it_is_looked_at_says_so_too() -> None:
+    fragile = Fragile()
+    ask(fragile.device)
+    fragile.problem, fragile.error = "no more", RuntimeError("asking failed")
+    with pytest.raises(KvblendError, match=r"NOT_READY.*no more"):
+        ask(fragile.device)
 
 
 def test_nothing_more_is_asked_of_a_lost_device() -> None:

@@ -106,9 +106,11 @@ class LosableDevice:
         with self._loss.in_call():
             return LosableMemory(self._device.open(handles, layout, semaphores), self._loss)
 
-    def wait(self, event: pb.Event, timeout: float) -> None:
-        with self._loss.in_call():
-            self._device.wait(event, timeout)
+    @contextmanager
+    def opened(self, event: pb.Event) -> Iterator[Callable[[], bool]]:
+        # What is raised inside comes through here: also what asking the event raises.
+        with self._loss.in_call(), self._device.opened(event) as done:
+            yield done
 
 
 class LosableMemory:
@@ -138,6 +140,10 @@ class LosableMemory:
         """Raises when they cannot be set: who waits for them is then answered by an error, and sets them itself."""
         with self._loss.in_call():
             self._memory.set_semaphores(steps)
+
+    def semaphore(self, index: int, watch: Watch) -> int:
+        with self._loss.in_call():
+            return self._memory.semaphore(index, watch)
 
     def gather(self, group: int, pieces: Sequence[Piece], watch: Watch) -> Sequence[int | None]:
         with self._loss.in_copy():
