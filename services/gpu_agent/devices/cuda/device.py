@@ -14,7 +14,7 @@ from services.gpu_agent.devices.cuda.host import HostMemory
 from services.gpu_agent.devices.cuda.ipc import OpenedHandles, unusable
 from services.gpu_agent.devices.cuda.kernels import start
 from services.gpu_agent.devices.cuda.lane import Lane
-from services.gpu_agent.devices.cuda.memory import DTYPES, CudaKvMemory
+from services.gpu_agent.devices.cuda.memory import CudaKvMemory, check_dtype
 from services.gpu_agent.layouts import Layout
 
 _log = get_logger("cuda")
@@ -60,10 +60,7 @@ class CudaDevice:
     def open(
         self, handles: Sequence[pb.DeviceHandle], layout: Layout, semaphores: pb.DeviceHandle | None = None
     ) -> KvMemory:
-        if layout.dtype not in DTYPES:
-            raise KvblendError(
-                "LAYOUT_UNKNOWN", f"the cuda device moves fp32, fp16 and bf16, not {common.Dtype.Name(layout.dtype)}"
-            )
+        check_dtype(layout.dtype, self._gpu.capability)
         self._gpu.enter()
         opened = OpenedHandles(self._gpu.driver, self.uuid, handles, semaphores)
         try:

@@ -23,7 +23,11 @@ DTYPES: dict[int, torch.dtype] = {
     common.DTYPE_FLOAT32: torch.float32,
     common.DTYPE_FLOAT16: torch.float16,
     common.DTYPE_BFLOAT16: torch.bfloat16,
+    common.DTYPE_FLOAT8_E4M3: torch.float8_e4m3fn,
+    common.DTYPE_FLOAT8_E5M2: torch.float8_e5m2,
 }
+# Compute capability from which on a GPU converts fp8.
+_FP8_CAPABILITY = (8, 9)
 
 _NO_ROPE = RopeSpec(common.ROPE_STYLE_NONE, 0, np.empty(0, np.float64))
 
@@ -33,6 +37,15 @@ _SIGNAL_SECONDS, _LOOK_SECONDS = 1.0, 50e-6
 
 # kernels.start, or what does the same on a CPU.
 Start = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Packed, tuple[int, int], Constants, bool], None]
+
+
+def check_dtype(dtype: common.Dtype, capability: tuple[int, int]) -> None:
+    """Raises KvblendError LAYOUT_UNKNOWN for KV that a GPU of this compute capability cannot rotate."""
+    if DTYPES[dtype].itemsize == 1 and capability < _FP8_CAPABILITY:
+        needs, has = (".".join(map(str, version)) for version in (_FP8_CAPABILITY, capability))
+        raise KvblendError(
+            "LAYOUT_UNKNOWN", f"{common.Dtype.Name(dtype)} needs a GPU of compute capability {needs}; this one has {has}"
+        )
 
 
 class CudaKvMemory:
