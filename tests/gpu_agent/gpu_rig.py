@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from agent_rig import Rig
-from engine_memory import DTYPES, EngineMemory, model_space
+from engine_memory import DTYPES, EngineMemory, arbitrary, model_space
 from processes import Stack
 
 from kvblend.client import KvblendClient
@@ -39,9 +39,7 @@ class GpuMemory(EngineMemory):
         self.dtype = DTYPES[shape.dtype]
         self.shapes = buffer_shapes(arrangement, shape)
         generator = torch.Generator("cuda").manual_seed(seed)
-        self.tensors = [
-            torch.randn(prod(dims), generator=generator, device="cuda").to(self.dtype) for dims in self.shapes
-        ]
+        self.tensors = [arbitrary(prod(dims), self.dtype, generator) for dims in self.shapes]
         torch.cuda.synchronize()
 
     def _tensors(self) -> list[torch.Tensor]:

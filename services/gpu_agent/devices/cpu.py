@@ -212,9 +212,13 @@ class _Rotation:
         two = keys[..., self._two].float()
         # Both results before either is written: in fp32 `one` and `two` are views of `keys`.
         moved = one * self._cos - two * self._sin, two * self._cos + one * self._sin
-        if keys.dtype.itemsize == 1:
-            # What torch makes of more than the largest finite value differs between its versions.
-            largest = torch.finfo(keys.dtype).max
-            for part in moved:
-                part.clamp_(-largest, largest)
-        keys[..., self._one], keys[..., self._two] = moved
+        keys[..., self._one], keys[..., self._two] = (rounded(part, keys.dtype) for part in moved)
+
+
+def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """f32 in the KV's dtype, to nearest even. fp8 saturates at its largest finite value; NaN stays NaN."""
+    if dtype.itemsize == 1:
+        # What torch makes of more than that differs between its versions.
+        largest = torch.finfo(dtype).max
+        values = values.clamp(-largest, largest)
+    return values.to(dtype)

@@ -44,7 +44,8 @@ def check_dtype(dtype: common.Dtype, capability: tuple[int, int]) -> None:
     if DTYPES[dtype].itemsize == 1 and capability < _FP8_CAPABILITY:
         needs, has = (".".join(map(str, version)) for version in (_FP8_CAPABILITY, capability))
         raise KvblendError(
-            "LAYOUT_UNKNOWN", f"{common.Dtype.Name(dtype)} needs a GPU of compute capability {needs}; this one has {has}"
+            "LAYOUT_UNKNOWN",
+            f"{common.Dtype.Name(dtype)} needs a GPU of compute capability {needs}; this one has {has}",
         )
 
 
