@@ -103,7 +103,7 @@ class EngineMemory:
 
 
 def arbitrary(count: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """[count] values on the generator's device; of fp8 every finite one, and many so large that their pair saturates."""
+    """[count] values on the generator's device; of fp8 every finite one, and many so large that a pair saturates."""
     device = generator.device
     if dtype.itemsize > 1:
         return torch.randn(count, generator=generator, device=device).to(dtype)
@@ -165,7 +165,7 @@ def pairs_of(rope: common.Rope) -> Iterator[tuple[int, int, float]]:
 
 
 def lengths(keys: torch.Tensor, rope: common.Rope) -> torch.Tensor:
-    """Of each element of K [..., size] the length of its pair, which a rotation keeps; f64, 0 for one without a pair."""
+    """Of each element of K [..., size] the length of its pair, which a rotation keeps, in f64; 0 without a pair."""
     found = torch.zeros(keys.shape, dtype=torch.float64)
     for one, two, _ in pairs_of(rope):
         length = torch.hypot(keys[..., one].to(torch.float64), keys[..., two].to(torch.float64))

@@ -39,7 +39,7 @@ TYPES = [DTYPES[dtype] for dtype in FP8]
 def test_every_code_means_what_its_format_says(dtype: torch.dtype) -> None:
     found = torch.arange(256, dtype=torch.uint8).view(dtype).float().tolist()
     assert all(
-        a == b or math.isnan(a) and math.isnan(b)
+        a == b or (math.isnan(a) and math.isnan(b))
         for a, b in zip(found, [decode(code, dtype) for code in range(256)], strict=True)
     )
 

@@ -4,7 +4,6 @@ import time
 from collections.abc import Sequence
 
 from kvblend.v1 import agent_pb2 as pb
-from kvblend.v1 import common_pb2 as common
 from services.common.errors import KvblendError
 from services.common.logs import get_logger
 from services.gpu_agent.devices.base import Bytes, KvMemory
