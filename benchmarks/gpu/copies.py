@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from kvblend.v1 import common_pb2 as common
 from services.gpu_agent.devices.base import KvMemory, Piece, Steps, Transfer
 from services.gpu_agent.devices.cuda.device import CudaDevice
 from services.gpu_agent.devices.cuda.driver import Driver
-from services.gpu_agent.devices.cuda.lane import Lane
 from services.gpu_agent.layouts import check_layout
 from services.gpu_agent.rope import RopeSpec, rope_spec
 
@@ -36,6 +35,12 @@ _WAYS = (
     ("retrieve verified", _SHIFT, True),
     ("store", 0, True),
 )
+
+
+class Clocked(Protocol):
+    """Knows how long its latest transfer took, from the first byte to the last, by the GPU's clock: a lane does."""
+
+    device_seconds: float
 
 
 @dataclass(frozen=True)
@@ -93,7 +98,7 @@ def _slots(arrangement: str, chunks: int) -> np.ndarray[Any, np.dtype[np.int64]]
     return (blocks[:, None] * BLOCK_TOKENS + np.arange(BLOCK_TOKENS)).ravel()
 
 
-def timed(work: Callable[[], None], lane: Lane, nbytes: int, chunks: int, times: int) -> dict[str, float]:
+def timed(work: Callable[[], None], lane: Clocked, nbytes: int, chunks: int, times: int) -> dict[str, float]:
     work()
     device, wall, cpu = [], [], []
     for _ in range(times):

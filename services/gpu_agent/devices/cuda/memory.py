@@ -65,8 +65,9 @@ class CudaKvMemory:
         self._inbound = inbound
         self._outbound = outbound
         self._dtype = DTYPES[layout.dtype]
-        self._tables = [plane_table(layout, group, opened.starts) for group in range(len(layout.groups))]
-        self._gpu_tables = [gpu.upload(torch.from_numpy(table)) for table in self._tables]
+        # Where each group's planes are, as planes.py says.
+        self.tables = [plane_table(layout, group, opened.starts) for group in range(len(layout.groups))]
+        self._gpu_tables = [gpu.upload(torch.from_numpy(table)) for table in self.tables]
 
     def scatter(self, group: int, pieces: Sequence[Piece], rope: RopeSpec, watch: Watch) -> list[int | None]:
         return self._run(self._inbound, group, pieces, rope, watch)
@@ -114,7 +115,7 @@ class CudaKvMemory:
             time.sleep(_LOOK_SECONDS)
 
     def _constants(self, group: int, rope: RopeSpec) -> Constants:
-        return constants(self.layout, group, rope, self._tables[group])
+        return constants(self.layout, group, rope, self.tables[group])
 
     def batches(self, group: int, rope: RopeSpec, slot_bytes: int) -> Batches:
         return Batches(self.layout.groups[group], rope, slot_bytes, self._constants(group, rope).tile_tokens)
