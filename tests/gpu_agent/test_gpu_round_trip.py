@@ -130,7 +130,7 @@ def test_every_rope_and_dtype(stack: GpuStack, rope: str, dtype: common.Dtype) -
         Case(heads=8, head_size=128, layers=8, block_tokens=16, tokens=331, shift=4001),
         Case(heads=5, head_size=24, rope="neox partial", target="contiguous"),
         Case(heads=8, head_size=128, layers=40, block_tokens=16, tokens=100, dtype=common.DTYPE_FLOAT32),
-        Case(heads=8, head_size=128, layers=8, block_tokens=16, tokens=331, shift=4001, dtype=common.DTYPE_FLOAT8_E4M3),
+        Case(heads=8, head_size=128, layers=2, block_tokens=16, tokens=171, shift=4001, dtype=common.DTYPE_FLOAT8_E4M3),
         Case(heads=1, head_size=12, block_tokens=1, rope="gptj tail", dtype=common.DTYPE_FLOAT8_E5M2),
     ],
     ids=[
@@ -145,6 +145,26 @@ def test_every_rope_and_dtype(stack: GpuStack, rope: str, dtype: common.Dtype) -
 )
 def test_shapes_of_models(stack: GpuStack, case: Case) -> None:
     check_case(stack, case)
+
+
+@pytest.mark.parametrize("dtype", FP8, ids=common.Dtype.Name)
+def test_nan_in_fp8_stays_nan(stack: GpuStack, dtype: common.Dtype) -> None:
+    """And spreads to the other element of its pair, no further."""
+    case, seed = Case(dtype=dtype, tokens=128), next(SEEDS)
+    rig = stack.gpu_rig("paged_nhd", shape_of(case, "paged_nhd", 128), ROPES["neox"](16), seed)
+    rig.prove_rope()
+    table, slots = slot_map(rig, seed)
+    rig.engine.token(1, 0, slots[5]).view(torch.uint8)[1, 3] = 0x7F
+    torch.cuda.synchronize()
+    text = np.random.default_rng(seed).integers(0, 50_000, 48).tolist()
+    document = store.DocumentOptions(document=f"nan {dtype}")
+    answer = rig.store(text, table, kind=store.STORE_KIND_DOCUMENT, document=document)
+    (segment,) = Segments(rig.lookup([*range(64), *text], "nan", at_least=[answer.position]).segments)
+    assert (segment.query_position, segment.stored_position) == (64, 0)
+    assert not rig.retrieve(table, "nan").failed
+    found = rig.engine.read([slots[64 + 5]])[:, :, 0].float().isnan().nonzero().tolist()
+    assert found == [[1, 0, 1, 3], [1, 0, 1, 3 + 8]]
+    rig.close()
 
 
 def test_the_layout_is_proven_by_a_pattern(stack: GpuStack) -> None:
