@@ -16,7 +16,18 @@ from benchmarks.common.screen import Screen
 from benchmarks.gpu.arena import BenchArena
 from benchmarks.gpu.ceilings import link
 from benchmarks.gpu.engine import parse_handles
-from benchmarks.gpu.shapes import BLOCK_TOKENS, CHUNK_BYTES, CHUNK_TOKENS, LAYERS, block_table, kv_shape, model_space
+from benchmarks.gpu.shapes import (
+    BLOCK_TOKENS,
+    CHUNK_BYTES,
+    CHUNK_TOKENS,
+    LAYERS,
+    SHIFT,
+    STAGING_BYTES,
+    TRANSFERS,
+    block_table,
+    kv_shape,
+    model_space,
+)
 from kvblend.layouts import build_layout
 from kvblend.v1 import common_pb2 as common
 from services.gpu_agent.devices.base import KvMemory, Piece, Steps, Transfer
@@ -25,14 +36,11 @@ from services.gpu_agent.devices.cuda.driver import Driver
 from services.gpu_agent.layouts import check_layout
 from services.gpu_agent.rope import RopeSpec, rope_spec
 
-_SIZES = (1, 8, 32, 128)
-_SHIFT = 12_345
-_STAGING = 32 << 20
 # (what, by how many positions K is moved, with checksums): every store has them, of retrieves a sample.
 _WAYS = (
     ("retrieve", 0, False),
-    ("retrieve shifted", _SHIFT, False),
-    ("retrieve verified", _SHIFT, True),
+    ("retrieve shifted", SHIFT, False),
+    ("retrieve verified", SHIFT, True),
     ("store", 0, True),
 )
 
@@ -116,12 +124,12 @@ def timed(work: Callable[[], None], lane: Clocked, nbytes: int, chunks: int, tim
 
 
 def run(quick: bool, screen: Screen) -> dict[str, Any]:
-    sizes = _SIZES[:2] if quick else _SIZES
-    device = CudaDevice("", _STAGING, 30.0)
+    sizes = TRANSFERS[:2] if quick else TRANSFERS
+    device = CudaDevice("", STAGING_BYTES, 30.0)
     driver = Driver(0)
     rows: list[dict[str, Any]] = []
     links: list[dict[str, float]] = []
-    figures: dict[str, Any] = {"chunks": sizes[-1], "chunk_bytes": CHUNK_BYTES, "staging_bytes": _STAGING}
+    figures: dict[str, Any] = {"chunks": sizes[-1], "chunk_bytes": CHUNK_BYTES, "staging_bytes": STAGING_BYTES}
     for arrangement in ("paged_nhd", "contiguous"):
         with bench(device, arrangement, sizes[-1]) as made:
             for chunks in sizes:
@@ -167,7 +175,7 @@ def _in_steps(
     """Layer by layer, in pieces of so many bytes; K is moved."""
     for chunks, best in zip(sizes, links, strict=True):
         for steps in (LAYERS // 4, LAYERS):
-            pieces = made.pieces(chunks, _SHIFT)
+            pieces = made.pieces(chunks, SHIFT)
             move = lambda: made.retrieve_in_steps(pieces, steps)  # noqa: B023, E731
             found = timed(move, made.device.inbound, chunks * CHUNK_BYTES, chunks, 5)
             fraction = found["gbs"] / best["to_gpu"]
@@ -178,7 +186,7 @@ def _in_steps(
 
 def _both(made: Bench, chunks: int) -> float:
     """A retrieve and a store of as much at the same time, together, by the clock on the wall."""
-    inbound, outbound = made.pieces(2 * chunks, _SHIFT)[:chunks], made.pieces(2 * chunks, 0)[chunks:]
+    inbound, outbound = made.pieces(2 * chunks, SHIFT)[:chunks], made.pieces(2 * chunks, 0)[chunks:]
     found = []
     for _ in range(5):
         begun = time.perf_counter()
@@ -192,14 +200,14 @@ def _both(made: Bench, chunks: int) -> float:
 
 def _halves(made: Bench, chunks: int) -> dict[str, float]:
     """Only the first half of each chunk's tokens is wanted: rows of 256 KiB are copied, not whole objects."""
-    pieces = made.pieces(chunks, _SHIFT, CHUNK_TOKENS // 2)
+    pieces = made.pieces(chunks, SHIFT, CHUNK_TOKENS // 2)
     return timed(lambda: made.retrieve(pieces), made.device.inbound, chunks * CHUNK_BYTES // 2, chunks, 5)
 
 
 def _cold(made: Bench, chunks: int) -> dict[str, float]:
     """From memory that is not registered, through the bounce buffer."""
     plain = [
-        Piece(np.array(piece.block), piece.tokens, 0, piece.slots, piece.delta) for piece in made.pieces(chunks, _SHIFT)
+        Piece(np.array(piece.block), piece.tokens, 0, piece.slots, piece.delta) for piece in made.pieces(chunks, SHIFT)
     ]
     nbytes = chunks * CHUNK_BYTES
     return {

@@ -1,4 +1,4 @@
-"""Ways to move KV between the arena and an engine's planes, one beside the other: what the lanes do was chosen by this.
+"""Ways to move KV between the arena and an engine's planes: what the lanes do, beside two that need no staging.
 
 Every way's bytes are compared with what they must be; one that moves wrong bytes fails the bench.
 """
@@ -14,7 +14,7 @@ from benchmarks.gpu.ceilings import link
 from benchmarks.gpu.contents import ROW_BYTES, Contents, gpu_bytes
 from benchmarks.gpu.copies import Bench, Clocked, bench, timed
 from benchmarks.gpu.direct import DirectKernel
-from benchmarks.gpu.shapes import CHUNK_BYTES
+from benchmarks.gpu.shapes import CHUNK_BYTES, SHIFT, STAGING_BYTES, TRANSFERS
 from benchmarks.gpu.transfer import Absent
 from services.gpu_agent.devices.base import Piece
 from services.gpu_agent.devices.cuda.device import CudaDevice
@@ -22,11 +22,8 @@ from services.gpu_agent.devices.cuda.driver import Driver
 from services.gpu_agent.devices.cuda.memory import CudaKvMemory
 
 _ARRANGEMENT = "paged_nhd"
-_SIZES = (1, 8, 32, 128)
-_SHIFT = 12_345
-_STAGING = 32 << 20
 # (what, by how many positions K is moved)
-_WAYS = (("retrieve", 0), ("retrieve shifted", _SHIFT), ("store", 0))
+_WAYS = (("retrieve", 0), ("retrieve shifted", SHIFT), ("store", 0))
 
 
 class Method(Protocol):
@@ -61,8 +58,8 @@ _METHODS: tuple[Callable[[Bench], Method], ...] = (Staged, DirectKernel, Batched
 
 
 def run(quick: bool, screen: Screen) -> dict[str, Any]:
-    sizes = _SIZES[:2] if quick else _SIZES
-    device = CudaDevice("", _STAGING, 30.0)
+    sizes = TRANSFERS[:2] if quick else TRANSFERS
+    device = CudaDevice("", STAGING_BYTES, 30.0)
     rows: list[dict[str, Any]] = []
     absent: dict[str, str] = {}
     with bench(device, _ARRANGEMENT, sizes[-1]) as made:

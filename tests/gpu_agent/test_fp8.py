@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from processes import Stack
 from test_cuda_lane import fake_devices, row_bytes
-from test_rope import SCALINGS, Engine, move
+from test_rope import SCALINGS, SHAPE, Engine, move, one_wrong_frequency, wrong_style, wrong_theta
 from test_round_trip import Case, check_moved
 
 from kvblend.layouts import KvShape
@@ -31,6 +31,7 @@ from services.common.checksums import checksum_of
 from services.common.errors import KvblendError
 from services.gpu_agent.devices import cpu
 from services.gpu_agent.devices.cuda.memory import check_dtype
+from services.gpu_agent.rope import prove, rope_spec
 
 TYPES = [DTYPES[dtype] for dtype in FP8]
 
@@ -156,6 +157,20 @@ def test_case_36_moved_fp8_k_is_k_made_there(scaling: str, dtype: torch.dtype, s
         moved_error += (moved.float() - there).square().sum().item()
         made_error += (made - there).square().sum().item()
     assert math.sqrt(moved_error / made_error) < 1.5
+
+
+@pytest.mark.parametrize("dtype", FP8, ids=common.Dtype.Name)
+def test_a_rope_is_proven_with_k_before_it_is_quantised(dtype: common.Dtype) -> None:
+    engine = Engine(dtype=torch.bfloat16)
+    rope, proof = rope_spec(engine.rope), engine.proof(11, 4099)
+    prove(proof, rope, SHAPE, dtype)
+    for wrong in (wrong_theta, wrong_style, one_wrong_frequency):
+        with pytest.raises(KvblendError, match="ROPE_MISMATCH"):
+            prove(proof, rope_spec(wrong(engine.rope)), SHAPE, dtype)
+    quantised = torch.frombuffer(bytearray(proof.key_a), dtype=torch.float32).to(DTYPES[dtype]).float()
+    proof.key_a = quantised.numpy().astype("<f4").tobytes()
+    with pytest.raises(KvblendError, match="ROPE_MISMATCH"):
+        prove(proof, rope, SHAPE, dtype)
 
 
 def test_a_gpu_that_cannot_convert_fp8_is_refused() -> None:
