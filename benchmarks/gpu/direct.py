@@ -40,14 +40,14 @@ class DirectKernel:
 
     def _run(self, transfer: Transfer, pieces: list[Piece], *, gather: bool) -> None:
         launch = self._memory.launch(0, self._rope, gather=gather)
-        batches = self._memory.batches(0, self._rope, self._arena.nbytes)
+        batches = self._memory.batches(0, self._rope, self._arena.nbytes, pieces)
 
         def enqueue(stream: int) -> None:
-            for number, (start, batch) in enumerate(placed(batches.of(pieces))):
+            for number, (start, batch) in enumerate(placed(batches.of())):
                 host, tables = self._table(number)
                 packed = pack(batch, host.numpy())
                 self._driver.to_device(host.data_ptr(), packed.nbytes, tables.data_ptr(), packed.nbytes, 1, stream)
-                launch(self._stretch(start), tables, packed, (len(batch.tiles), batch.most_planes))
+                launch(self._stretch(start), tables, packed, (len(batch.tables.tiles), batch.most_planes))
 
         transfer.run(enqueue)
 

@@ -67,7 +67,7 @@ def test_the_direct_kernel_finds_each_fragment_where_its_slot_would_have_it() ->
     pieces = [
         Piece(arena[number * nbytes : (number + 1) * nbytes], tokens, 0, np.arange(tokens)) for number in range(chunks)
     ]
-    moved, batches = 0, list(placed(Batches(SHAPE, ROPE, arena.nbytes, 16).of(pieces)))
+    moved, batches = 0, list(placed(Batches(SHAPE, ROPE, arena.nbytes, 16, pieces).of()))
     assert len(batches) == 3
     for start, batch in batches:
         for fragment in batch.fragments:
