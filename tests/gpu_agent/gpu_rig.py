@@ -11,7 +11,7 @@ import pytest
 import torch
 from agent_rig import Rig
 from containers import volume
-from engine_memory import DTYPES, EngineMemory, model_space
+from engine_memory import DTYPES, EngineMemory, arbitrary, model_space
 from processes import Stack
 
 from kvblend.client import KvblendClient
@@ -36,9 +36,7 @@ class GpuMemory(EngineMemory):
         self.dtype = DTYPES[shape.dtype]
         self.shapes = buffer_shapes(arrangement, shape)
         generator = torch.Generator("cuda").manual_seed(seed)
-        self.tensors = [
-            torch.randn(prod(dims), generator=generator, device="cuda").to(self.dtype) for dims in self.shapes
-        ]
+        self.tensors = [arbitrary(prod(dims), self.dtype, generator) for dims in self.shapes]
         torch.cuda.synchronize()
 
     def _tensors(self) -> list[torch.Tensor]:
