@@ -6,7 +6,7 @@ Needs an NVIDIA GPU, a CUDA build of torch, and Triton.
 import sys
 
 from benchmarks.common.command import Bench
-from benchmarks.gpu import calls, ceilings, copies, kernel, life
+from benchmarks.gpu import calls, ceilings, copies, kernel, life, methods
 from benchmarks.gpu.targets import targets
 
 BENCH = Bench(
@@ -16,6 +16,7 @@ BENCH = Bench(
         "ceilings": ceilings.run,
         "kernel": kernel.run,
         "copies": copies.run,
+        "methods": methods.run,
         "calls": calls.run,
         "life": life.run,
     },

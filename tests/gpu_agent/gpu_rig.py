@@ -10,7 +10,7 @@ import pytest
 import torch
 from agent_rig import Rig
 from containers import volume
-from engine_memory import DTYPES, EngineMemory, model_space
+from engine_memory import DTYPES, EngineMemory, arbitrary, model_space
 from processes import AGENT, Stack
 
 from kvblend.cuda_memory import cuda_handle
@@ -35,9 +35,7 @@ class GpuMemory(EngineMemory):
         self.shapes = buffer_shapes(arrangement, shape)
         self.device = torch.device(device)
         generator = torch.Generator(self.device).manual_seed(seed)
-        self.tensors = [
-            torch.randn(prod(dims), generator=generator, device=self.device).to(self.dtype) for dims in self.shapes
-        ]
+        self.tensors = [arbitrary(prod(dims), self.dtype, generator) for dims in self.shapes]
         torch.cuda.synchronize(self.device)
 
     def _tensors(self) -> list[torch.Tensor]:
