@@ -16,6 +16,8 @@ SEED = int(os.environ.get("KVBLEND_CHURN_SEED", "1"))
 
 
 def test_a_thousand_lives_and_deaths_leave_nothing_and_no_wrong_byte(shm_dir: Path) -> None:
+    engines = shm_dir / "engines"
+    engines.mkdir()
     with closing(GpuStack(shm_dir, arena_mib=64)) as stack:
         stack.start_matcher()
         stack.start_store()
@@ -24,7 +26,7 @@ def test_a_thousand_lives_and_deaths_leave_nothing_and_no_wrong_byte(shm_dir: Pa
         stack.wait_agent()
         # This process has its own context before the first look at what is free.
         torch.cuda.init()
-        with closing(Churn(stack, "cuda", shm_dir, restart, lambda: torch.cuda.mem_get_info()[0])) as churn:
+        with closing(Churn(stack, "cuda", engines, restart, lambda: torch.cuda.mem_get_info()[0])) as churn:
             churn.run(CYCLES, SEED)
             churn.check_nothing_is_left()
             assert churn.counts["prefix tokens"]
