@@ -12,6 +12,7 @@ from kvblend.v1 import common_pb2 as common
 from services.common.checksums import Checksum, checksum_of
 from services.common.errors import KvblendError
 from services.common.populate import populate
+from services.gpu_agent.descriptors import NO_DESCRIPTORS, Descriptors
 from services.gpu_agent.devices.base import SEMAPHORE_BYTES, Bytes, KvMemory, Piece, Steps, Transfer, Watch
 from services.gpu_agent.devices.shared_memory import SharedMemoryFile
 from services.gpu_agent.layouts import GroupShape, Layout
@@ -43,8 +44,13 @@ class CpuDevice:
         """Nothing was kept of it."""
 
     def open(
-        self, handles: Sequence[pb.DeviceHandle], layout: Layout, semaphores: pb.DeviceHandle | None = None
+        self,
+        handles: Sequence[pb.DeviceHandle],
+        layout: Layout,
+        semaphores: pb.DeviceHandle | None = None,
+        descriptors: Descriptors = NO_DESCRIPTORS,
     ) -> KvMemory:
+        del descriptors
         if layout.dtype not in _DTYPES:
             raise KvblendError(
                 "LAYOUT_UNKNOWN", f"the cpu device moves fp32, fp16 and bf16, not {common.Dtype.Name(layout.dtype)}"

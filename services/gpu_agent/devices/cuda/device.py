@@ -1,4 +1,4 @@
-"""The cuda device: engines' memory is opened through CUDA IPC, copies run on lanes of the GPU's own."""
+"""The cuda device: engines' memory is opened by IPC handles or descriptors, copies run on lanes of the GPU's own."""
 
 import time
 from collections.abc import Sequence
@@ -7,6 +7,7 @@ from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
 from services.common.errors import KvblendError
 from services.common.logs import get_logger
+from services.gpu_agent.descriptors import NO_DESCRIPTORS, Descriptors
 from services.gpu_agent.devices.base import Bytes, KvMemory
 from services.gpu_agent.devices.cuda.driver import IPC_HANDLE_BYTES, CudaError, visible_gpus
 from services.gpu_agent.devices.cuda.gpu import Gpu
@@ -58,14 +59,18 @@ class CudaDevice:
         self.host.release(memory)
 
     def open(
-        self, handles: Sequence[pb.DeviceHandle], layout: Layout, semaphores: pb.DeviceHandle | None = None
+        self,
+        handles: Sequence[pb.DeviceHandle],
+        layout: Layout,
+        semaphores: pb.DeviceHandle | None = None,
+        descriptors: Descriptors = NO_DESCRIPTORS,
     ) -> KvMemory:
         if layout.dtype not in DTYPES:
             raise KvblendError(
                 "LAYOUT_UNKNOWN", f"the cuda device moves fp32, fp16 and bf16, not {common.Dtype.Name(layout.dtype)}"
             )
         self._gpu.enter()
-        opened = OpenedHandles(self._gpu.driver, self.uuid, handles, semaphores)
+        opened = OpenedHandles(self._gpu.driver, self.uuid, handles, semaphores, descriptors)
         try:
             return CudaKvMemory(self._gpu, start, opened, layout, self.inbound, self.outbound)
         except BaseException:
