@@ -107,7 +107,7 @@ class _Sender:
             for descriptor in descriptors:
                 os.close(descriptor)
         if not answer:
-            raise NotSent("AGENT_UNAVAILABLE", f"the agent ended the connection to {self._path}")
+            raise self._lost(ConnectionResetError())
         parsed = pb.DescriptorsAnswer.FromString(answer)
         if parsed.refusal:
             raise NotSent("HANDLE_UNUSABLE", parsed.refusal)
@@ -116,6 +116,8 @@ class _Sender:
     def _lost(self, error: OSError) -> NotSent:
         if isinstance(error, TimeoutError):
             return NotSent("DEADLINE", f"the agent did not take the descriptors at {self._path} in time")
+        if isinstance(error, ConnectionResetError | BrokenPipeError):
+            return NotSent("AGENT_UNAVAILABLE", f"the agent at {self._path} is closing, busy, or not for this user")
         return NotSent("AGENT_UNAVAILABLE", f"no descriptors can be sent to {self._path}: {error}")
 
     def close(self) -> None:

@@ -74,12 +74,14 @@ class DescriptorsPacket(_message.Message):
     def __init__(self, instance_id: _Optional[str] = ..., chunk_bytes: _Optional[_Iterable[int]] = ..., more: bool = ...) -> None: ...
 
 class DescriptorsAnswer(_message.Message):
-    __slots__ = ("slot", "refusal")
+    __slots__ = ("chunks", "slot", "refusal")
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    chunks: int
     slot: bytes
     refusal: str
-    def __init__(self, slot: _Optional[bytes] = ..., refusal: _Optional[str] = ...) -> None: ...
+    def __init__(self, chunks: _Optional[int] = ..., slot: _Optional[bytes] = ..., refusal: _Optional[str] = ...) -> None: ...
 
 class DeviceHandle(_message.Message):
     __slots__ = ("kind", "handle", "device_uuid", "allocation_offset", "bytes", "exporter_pid")

@@ -116,7 +116,7 @@ class _Connection(socketserver.BaseRequestHandler):
         try:
             while not answer.refusal and (received := self._receive()) is not None:
                 try:
-                    answer = pb.DescriptorsAnswer(slot=self._take(*received))
+                    answer = self._take(*received)
                 except Refused as refused:
                     answer = pb.DescriptorsAnswer(refusal=str(refused))
                 self._patience()
@@ -142,8 +142,8 @@ class _Connection(socketserver.BaseRequestHandler):
             return None
         return data, descriptors, bool(flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC))
 
-    def _take(self, data: bytes, descriptors: list[int], truncated: bool) -> bytes:
-        """The slot, if it is complete. Raises Refused."""
+    def _take(self, data: bytes, descriptors: list[int], truncated: bool) -> pb.DescriptorsAnswer:
+        """Raises Refused."""
         self.server.slots.hold(descriptors)
         self._descriptors += descriptors
         if truncated:
@@ -158,7 +158,10 @@ class _Connection(socketserver.BaseRequestHandler):
             raise Refused("a slot is for one instance, which every packet names")
         self._sizes += packet.chunk_bytes
         self._instance_id = packet.instance_id if packet.more else ""
-        return b"" if packet.more else self._fill(packet.instance_id)
+        answer = pb.DescriptorsAnswer(chunks=len(self._descriptors))
+        if not packet.more:
+            answer.slot = self._fill(packet.instance_id)
+        return answer
 
     def _fill(self, instance_id: str) -> bytes:
         chunks = [Chunk(*chunk) for chunk in zip(self._descriptors, self._sizes, strict=True)]
