@@ -29,6 +29,8 @@ _PACKET_DESCRIPTORS = 253
 _PACKET_BYTES = 8192
 _MOST_CONNECTIONS = 32
 _CONNECTION_SECONDS = 60.0
+# Between two looks whether it is closing.
+_LOOK_SECONDS = 0.1
 _SO_PEERGROUPS = 59
 
 
@@ -56,7 +58,9 @@ class DescriptorServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServe
             self._path.unlink()
         super().__init__(str(self._path), _Connection)
         self._inode = self._path.stat().st_ino
-        self._thread = threading.Thread(target=self.serve_forever, name="descriptors", daemon=True)
+        self._thread = threading.Thread(
+            target=self.serve_forever, args=(_LOOK_SECONDS,), name="descriptors", daemon=True
+        )
 
     def start(self) -> None:
         self._thread.start()

@@ -2,6 +2,7 @@
 
 halfway TARGET: sends a part of an allocation, says so, and waits.
 filled TARGET: sends a whole one, says so, and waits.
+registered TARGET: registers KV with an agent, says so, and waits.
 as-nobody TARGET: tries to, as another user, and says how it went.
 serve PATH: takes descriptors, with hardly any open files allowed; says how many are open first and last.
 """
@@ -11,11 +12,16 @@ import resource
 import socket
 import sys
 import threading
+import time
 from pathlib import Path
 
+from agent_rig import CHUNK, ROPE, SHAPE
+from engine_memory import model_space
 from memfd_memory import MemfdMemory, open_files
 
+from kvblend.client import KvblendClient
 from kvblend.descriptors import NotSent, sent
+from kvblend.layouts import buffer_bytes, build_layout
 from kvblend.v1 import agent_pb2 as pb
 from services.gpu_agent.descriptor_server import DescriptorServer
 from services.gpu_agent.descriptors import DescriptorSlots
@@ -39,6 +45,16 @@ def filled(target: str) -> None:
         threading.Event().wait()
 
 
+def registered(target: str) -> None:
+    sizes = buffer_bytes("paged_nhd", SHAPE)
+    memories = [MemfdMemory([PAGE] * -(-size // PAGE), 0, size) for size in sizes]
+    client = KvblendClient(target, "engine-2")
+    space = model_space(SHAPE, ROPE, CHUNK)
+    result = client.register_kv_cache(space, memories, build_layout("paged_nhd", SHAPE))
+    print("registered" if result else f"{result.reason} {result.detail}", flush=True)
+    threading.Event().wait()
+
+
 def as_nobody(target: str) -> None:
     memory = MemfdMemory([PAGE])
     os.setgroups([4242])
@@ -55,11 +71,18 @@ def serve(path: str) -> None:
     server = DescriptorServer(Path(path), DescriptorSlots(1000))
     server.start()
     before = open_files()
-    resource.setrlimit(resource.RLIMIT_NOFILE, (before + 20, before + 20))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before + 20, hard))
     print(before, flush=True)
     sys.stdin.read()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    give_up_at = time.monotonic() + 10
+    while open_files() > before and time.monotonic() < give_up_at:
+        time.sleep(0.01)
     print(open_files(), flush=True)
 
 
+MODES = {"halfway": halfway, "filled": filled, "registered": registered, "as-nobody": as_nobody, "serve": serve}
+
 if __name__ == "__main__":
-    {"halfway": halfway, "filled": filled, "as-nobody": as_nobody, "serve": serve}[sys.argv[1]](sys.argv[2])
+    MODES[sys.argv[1]](sys.argv[2])

@@ -153,11 +153,13 @@ def test_an_engine_that_stalls_keeps_nothing_for_long(shm_dir: Path, memory: Mem
 def test_too_many_are_refused_and_closed(served: Served) -> None:
     """However they are spread over packets, slots and connections; afterwards there is room again."""
     with closing(MemfdMemory([PAGE] * (MOST // 2))) as half, closing(MemfdMemory([PAGE])) as one:
+        before = open_files()
         with sent(served.target, ENGINE, [half], 10):
             with pytest.raises(NotSent, match="limit of open files") as caught:
                 with sent(served.target, ENGINE, [half, one], 10):
                     pass
             assert caught.value.reason == "HANDLE_UNUSABLE"
+        eventually(lambda: open_files() == before)
         for _ in range(3):
             with sent(served.target, ENGINE, [half, half], 10) as handles:
                 assert len(served.claim(ENGINE, *handles)) == 2
