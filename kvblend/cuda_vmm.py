@@ -11,7 +11,7 @@ from typing import Any
 from kvblend.cuda_driver import CudaUnavailable, call, uuid_at
 from kvblend.v1 import agent_pb2 as pb
 
-_POSIX_FILE_DESCRIPTOR = 1
+POSIX_FILE_DESCRIPTOR = 1
 _MINIMUM_GRANULARITY = 0
 
 _NOT_EXPORTABLE = (
@@ -21,17 +21,17 @@ _NOT_EXPORTABLE = (
 )
 
 
-class _Location(ctypes.Structure):
+class Location(ctypes.Structure):
     _fields_ = (("kind", ctypes.c_int), ("number", ctypes.c_int))
 
 
-class _Properties(ctypes.Structure):
+class AllocationProperties(ctypes.Structure):
     """CUmemAllocationProp."""
 
     _fields_ = (
         ("kind", ctypes.c_int),
         ("handle_types", ctypes.c_int),
-        ("location", _Location),
+        ("location", Location),
         ("windows", ctypes.c_void_p),
         ("flags", ctypes.c_ubyte * 8),
     )
@@ -64,7 +64,7 @@ class VmmMemory:
                 "cuMemExportToShareableHandle",
                 ctypes.byref(descriptor),
                 handle,
-                ctypes.c_int(_POSIX_FILE_DESCRIPTOR),
+                ctypes.c_int(POSIX_FILE_DESCRIPTOR),
                 ctypes.c_ulonglong(0),
             )
         finally:
@@ -115,13 +115,13 @@ def _chunk_bytes(start: int) -> int:
 
 def _granularity(address: int) -> int:
     """What sizes and places of chunks are multiples of. Raises CudaUnavailable if this chunk cannot be exported."""
-    properties, step = _Properties(), ctypes.c_size_t()
+    properties, step = AllocationProperties(), ctypes.c_size_t()
     handle = _retain(address)
     try:
         call("cuMemGetAllocationPropertiesFromHandle", ctypes.byref(properties), handle)
     finally:
         call("cuMemRelease", handle)
-    if not properties.handle_types & _POSIX_FILE_DESCRIPTOR:
+    if not properties.handle_types & POSIX_FILE_DESCRIPTOR:
         raise CudaUnavailable(_NOT_EXPORTABLE)
     call(
         "cuMemGetAllocationGranularity",

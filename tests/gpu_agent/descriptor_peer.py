@@ -2,7 +2,6 @@
 
 halfway TARGET: sends a part of an allocation, says so, and waits.
 filled TARGET: sends a whole one, says so, and waits.
-registered TARGET: registers KV with an agent, says so, and waits.
 as-nobody TARGET: tries to, as another user, and says how it went.
 serve PATH: takes descriptors, with hardly any open files allowed; says how many are open first and last.
 """
@@ -15,13 +14,9 @@ import threading
 import time
 from pathlib import Path
 
-from agent_rig import CHUNK, ROPE, SHAPE
-from engine_memory import model_space
 from memfd_memory import MemfdMemory, open_files
 
-from kvblend.client import KvblendClient
 from kvblend.descriptors import NotSent, sent
-from kvblend.layouts import buffer_bytes, build_layout
 from kvblend.v1 import agent_pb2 as pb
 from services.gpu_agent.descriptor_server import DescriptorServer
 from services.gpu_agent.descriptors import DescriptorSlots
@@ -43,16 +38,6 @@ def filled(target: str) -> None:
     with sent(target, "engine-1", [MemfdMemory([PAGE] * 20)], 10):
         print("sent", flush=True)
         threading.Event().wait()
-
-
-def registered(target: str) -> None:
-    sizes = buffer_bytes("paged_nhd", SHAPE)
-    memories = [MemfdMemory([PAGE] * -(-size // PAGE), 0, size) for size in sizes]
-    client = KvblendClient(target, "engine-2")
-    space = model_space(SHAPE, ROPE, CHUNK)
-    result = client.register_kv_cache(space, memories, build_layout("paged_nhd", SHAPE))
-    print("registered" if result else f"{result.reason} {result.detail}", flush=True)
-    threading.Event().wait()
 
 
 def as_nobody(target: str) -> None:
@@ -82,7 +67,7 @@ def serve(path: str) -> None:
     print(open_files(), flush=True)
 
 
-MODES = {"halfway": halfway, "filled": filled, "registered": registered, "as-nobody": as_nobody, "serve": serve}
+MODES = {"halfway": halfway, "filled": filled, "as-nobody": as_nobody, "serve": serve}
 
 if __name__ == "__main__":
     MODES[sys.argv[1]](sys.argv[2])

@@ -25,7 +25,7 @@ from services.gpu_agent.devices.cuda.ipc import OpenedHandles
 from services.gpu_agent.devices.cuda.memory import CudaKvMemory
 from services.gpu_agent.layouts import Layout
 
-PEER = Path(__file__).with_name("descriptor_peer.py")
+ENGINE = Path(__file__).with_name("memfd_engine.py")
 ARRANGEMENT = "paged_nhd"
 SPACE = model_space(SHAPE, ROPE, CHUNK)
 LAYOUT = build_layout(ARRANGEMENT, SHAPE)
@@ -181,7 +181,7 @@ def test_the_memory_of_an_engine_that_is_gone_is_let_go(
         engine.client.close()
     else:
         target = f"unix:{fake.directory}/agent.sock"
-        command = [sys.executable, str(PEER), "registered", target]
+        command = [sys.executable, str(ENGINE), target]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as peer:
             assert peer.stdout is not None
             assert peer.stdout.readline().strip() == "registered"
