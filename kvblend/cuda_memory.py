@@ -29,8 +29,9 @@ def cuda_handle(address: int, nbytes: int) -> pb.DeviceHandle | VmmMemory:
     """`nbytes` bytes of GPU memory at `address`, as `KvblendClient.register_kv_cache` takes them.
 
     The memory comes from cudaMalloc, as PyTorch's does, or from cuMemCreate, as PyTorch's does with
-    `expandable_segments:True`: then the agent must be at a unix socket, and chunks must be exportable as descriptors.
-    Either must stay allocated until the engine unregisters. Raises CudaUnavailable, with the setting to change.
+    `expandable_segments:True`: then the agent must be at a unix socket, and every physical chunk must have been made
+    exportable as a descriptor, which is so with PyTorch but not in vLLM's sleep mode. It stays allocated, at the same
+    place, until the engine unregisters. Raises CudaUnavailable, with the setting to change.
     """
     try:
         return ipc_handle(address, nbytes)

@@ -2,7 +2,7 @@
 
 registered: registers so much of it, says so, and waits.
 sent: only sends its descriptors, says so, and waits.
-round-trip: PyTorch allocates it, in expandable segments if it is told so; stores KV, retrieves it elsewhere, says how that went.
+round-trip: PyTorch allocates it, in expandable segments; stores KV, retrieves it elsewhere, says how that went.
 """
 
 import ctypes

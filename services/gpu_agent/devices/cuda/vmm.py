@@ -44,7 +44,7 @@ class MappedChunks:
             raise
 
     def close(self) -> None:
-        """Unmaps all of it; no kernel or copy may be running."""
+        """Unmaps all of it. No kernel or copy may be running: unlike IPC memory's end this waits for nothing."""
         try:
             for address, nbytes in self._mapped:
                 self._driver.unmap(address, nbytes)
