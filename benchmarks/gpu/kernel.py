@@ -36,13 +36,13 @@ def run(quick: bool, screen: Screen) -> dict[str, Any]:
             assert isinstance(made.memory, CudaKvMemory)
             for what, delta, checked in _WAYS:
                 pieces = made.pieces(chunks, delta, checked=checked)
-                (batch,) = made.memory.batches(0, made.rope, nbytes).of(pieces)
+                (batch,) = made.memory.batches(0, made.rope, nbytes, pieces).of()
                 launch = made.memory.launch(0, made.rope, gather=what == "gather")
                 host = torch.empty(table_bytes(MAX_PAIRS), dtype=torch.uint8)
                 packed = pack(batch, host.numpy())
                 tables = host.cuda()
                 staging = random_bytes(nbytes)
-                grid = (len(batch.tiles), batch.most_planes)
+                grid = (len(batch.tables.tiles), batch.most_planes)
                 found = 2 * nbytes / seconds(lambda: launch(staging, tables, packed, grid)) / 1e9  # noqa: B023
                 figures[f"{what}, {arrangement}"] = {"gbs": found, "of_device_copy": found / copy}
                 screen.line(f"{what:>26} {arrangement}: {found:.0f} GB/s, {found / copy:.2f} of device copy")

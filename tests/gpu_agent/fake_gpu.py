@@ -178,6 +178,8 @@ def plain_kernel(
     for number in range(grid[0]):
         columns = tiles[len(TILE) * number : len(TILE) * (number + 1)].tolist()
         start, pitch, row, tokens, first, first_plane, count, rotation, target, first_word, plane_words = columns
+        first_plane += packed.base
+        first_word += packed.base * plane_words
         assert 0 <= count <= grid[1], "these are no tables"
         assert 0 <= tokens <= known.tile_tokens, "these are no tables"
         for plane in range(count):

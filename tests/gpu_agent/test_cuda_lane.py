@@ -22,8 +22,8 @@ from kvblend.v1 import common_pb2 as common
 from services.common.checksums import checksum_of
 from services.common.errors import KvblendError
 from services.gpu_agent.devices import cpu
-from services.gpu_agent.devices.base import Hung, Piece, Stopped
-from services.gpu_agent.devices.cuda.batches import MAX_FRAGMENTS, MAX_TOKENS, Batches, pack, table_bytes
+from services.gpu_agent.devices.base import Hung, Piece, Steps, Stopped
+from services.gpu_agent.devices.cuda.batches import MAX_FRAGMENTS, MAX_TOKENS, TILE, Batches, pack, table_bytes
 from services.gpu_agent.devices.cuda.driver import CudaError
 from services.gpu_agent.layouts import GroupShape, check_layout
 from services.gpu_agent.rope import RopeSpec, rope_spec
@@ -230,15 +230,16 @@ def test_batches_are_bounded(sizes: list[tuple[int, int]], tile_tokens: int) -> 
     block = np.zeros(1, np.uint8)
     pieces = [Piece(block, tokens, 0, np.arange(tokens), delta) for tokens, delta in sizes]
     moved = 0
-    for batch in Batches(shape, rope, slot_bytes, tile_tokens).of(pieces):
-        assert len(batch.slots) <= MAX_TOKENS
+    for batch in Batches(shape, rope, slot_bytes, tile_tokens, pieces).of():
+        tables = batch.tables
+        assert len(tables.slots) <= MAX_TOKENS
         assert len(batch.fragments) <= MAX_FRAGMENTS
         ends = [fragment.start + fragment.nbytes for fragment in batch.fragments]
         assert ends[-1] <= slot_bytes
         assert [fragment.start for fragment in batch.fragments] == [0, *ends[:-1]]
         buffer = np.zeros(table_bytes(len(rope.inv_freq)), np.uint8)
         assert pack(batch, buffer).nbytes <= len(buffer)
-        assert int((batch.tiles[:, 3] * batch.tiles[:, 6]).sum()) * 8 == ends[-1]
+        assert int((tables.tiles[:, 3] * tables.tiles[:, 6]).sum()) * 8 == ends[-1]
         moved += ends[-1]
     assert moved == sum(tokens for tokens, _ in sizes) * shape.token_bytes
 
@@ -248,7 +249,42 @@ def test_many_small_pieces_fit_as_well() -> None:
     rope = RopeSpec(common.ROPE_STYLE_NEOX, 0, np.linspace(1, 0.1, 256))
     block = np.zeros(64, np.uint8)
     pieces = [Piece(block, 4, 1, np.array([number]), number) for number in range(3000)]
-    batches = list(Batches(shape, rope, 1 << 20, 16).of(pieces))
+    batches = list(Batches(shape, rope, 1 << 20, 16, pieces).of())
     assert len(batches) == 3
     for batch in batches:
         pack(batch, np.zeros(table_bytes(256), np.uint8))
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 12), st.lists(st.integers(1, 9), min_size=1, max_size=4))
+@settings(max_examples=60, deadline=None)
+def test_layers_at_a_time_are_the_same_work_as_all_at_once(
+    layers: int, steps: int, slot_rows: int, sizes: list[int]
+) -> None:
+    """Tables that several steps share still name every row of every layer, once, with its own words."""
+    shape = GroupShape(layers, 2, 1, 4, 2)
+    rope = RopeSpec(common.ROPE_STYLE_NEOX, 0, np.array([1.0, 0.1]))
+    firsts = np.cumsum([0, *sizes])
+    pieces = [
+        Piece(np.zeros(size * shape.token_bytes, np.uint8), size, 0, np.arange(size) + first, size, checked=True)
+        for size, first in zip(sizes, firsts, strict=False)
+    ]
+
+    def rows(some: list[range | None]) -> list[tuple[int, int, int]]:
+        """(plane, slot, number of its first word) of each row that is moved."""
+        cut, found = Batches(shape, rope, 8 * slot_rows, 2, pieces), []
+        for layer_range in some:
+            for batch in cut.of(layer_range):
+                for tile in batch.tables.tiles.tolist():
+                    fact = dict(zip(TILE, tile, strict=True))
+                    for plane in range(
+                        batch.base + fact["first_plane"], batch.base + fact["first_plane"] + fact["planes"]
+                    ):
+                        word = fact["first_word"] + (plane - fact["first_plane"]) * fact["plane_words"]
+                        slots = batch.tables.slots[fact["row"] : fact["row"] + fact["tokens"]].tolist()
+                        found += [(plane, slot, word + number) for number, slot in enumerate(slots)]
+        return sorted(found)
+
+    cuts = Steps(steps, 0, 1)
+    whole = rows([None])
+    assert len(whole) == len(set(whole)) == 2 * layers * sum(sizes)
+    assert rows([cuts.layers(step, layers) for step in range(steps)]) == whole

@@ -7,13 +7,14 @@ layer * planes_of_a_layer + kind. A tile is what one program of the kernel moves
 The tables are plain arrays: tests read them on a CPU as the kernel does on a GPU.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 
 import numpy as np
 import numpy.typing as npt
 
-from services.common.checksums import WORD_BYTES
+from services.common.checksums import WORD_BYTES, with_length
 from services.gpu_agent.devices.base import Bytes, Piece
 from services.gpu_agent.layouts import GroupShape
 from services.gpu_agent.rope import RopeSpec
@@ -23,7 +24,8 @@ Floats = npt.NDArray[np.float32]
 # Columns of a tile: where its fragment's first plane starts in the slot and the distance of its planes, in
 # elements; its tokens in `slots`; its first token in the fragment; its planes; its row of cos and sin, or -1; where
 # the terms of its words are added up (services/common/checksums.py), or -1; the number of its first word in the block
-# and the words from one of the block's planes to the next.
+# and the words from one of the block's planes to the next. Planes are counted from the batch's `base`, and words as if
+# the block began there.
 TILE = (
     "start",
     "pitch",
@@ -83,18 +85,31 @@ class Fragment:
 
 
 @dataclass(frozen=True)
-class Batch:
-    """`tiles` [n, len(TILE)] i64; `slots` [tokens] i32; `cos`, `sin` [rotations, pairs] f32.
+class Tables:
+    """`tiles` [n, len(TILE)] i64; `slots` [tokens] i32; `cos`, `sin` [rotations, pairs] f32."""
 
-    `summed` are the fragments whose terms are added up, in the order of the sums.
-    """
-
-    fragments: list[Fragment]
     tiles: npt.NDArray[np.int64]
     slots: npt.NDArray[np.int32]
     cos: Floats
     sin: Floats
-    summed: list[Fragment]
+
+
+@dataclass
+class Batch:
+    """`summed` are the fragments whose terms are added up, in the order of the sums."""
+
+    fragments: list[Fragment]
+    base: int
+    make_tables: Callable[["Batch"], Tables]
+
+    @cached_property
+    def tables(self) -> Tables:
+        """Not made before they are asked for: the fragments' copies need not wait for them."""
+        return self.make_tables(self)
+
+    @cached_property
+    def summed(self) -> list[Fragment]:
+        return [fragment for fragment in self.fragments if fragment.piece.checked]
 
     @property
     def most_planes(self) -> int:
@@ -117,26 +132,49 @@ class _Filling:
 
 
 class Batches:
-    """Cuts the pieces of one layer group for slots of `slot_bytes` bytes, at least one token of one plane each."""
+    """Pieces of one layer group, cut for slots of `slot_bytes` bytes, at least one token of one plane each.
 
-    def __init__(self, shape: GroupShape, rope: RopeSpec, slot_bytes: int, tile_tokens: int) -> None:
+    `first_number` is that of the first piece.
+    """
+
+    def __init__(
+        self,
+        shape: GroupShape,
+        rope: RopeSpec,
+        slot_bytes: int,
+        tile_tokens: int,
+        pieces: Sequence[Piece],
+        first_number: int = 0,
+    ) -> None:
         self._shape = shape
         self._rope = rope
         self._slot_bytes = slot_bytes
         self._tile_tokens = tile_tokens
         self._row_bytes = shape.heads * shape.head_size * shape.item_bytes
+        self._first_number = first_number
+        self._pieces = pieces
+        self._narrow = list(self._cut_wide(pieces))
+        # By the planes of a layer range, and the number of the batch in it: as many planes are cut in the same way
+        # wherever they begin.
+        self._known: dict[tuple[int, int], Tables] = {}
 
-    def of(self, pieces: Sequence[Piece], layers: range | None = None, first_number: int = 0) -> Iterator[Batch]:
-        """All layers, or some neighbouring ones. `first_number` is that of the first piece."""
+    def of(self, layers: range | None = None) -> Iterator[Batch]:
+        """All layers, or some neighbouring ones."""
         some = range(self._shape.layers) if layers is None else layers
+        first, end = some.start * self._shape.planes, some.stop * self._shape.planes
+        for number, fragments in enumerate(self._fill(first, end)):
+            yield Batch(fragments, first, partial(self._tables, (end - first, number)))
+
+    def _fill(self, first: int, end: int) -> Iterator[list[Fragment]]:
+        """Planes `first` to `end` of every piece, slot by slot."""
         filling = _Filling()
-        for number, piece in self._narrow(pieces, first_number):
-            plane, end = some.start * self._shape.planes, some.stop * self._shape.planes
+        for number, piece in self._narrow:
+            plane = first
+            width = len(piece.slots) * self._row_bytes
             while plane < end:
-                width = len(piece.slots) * self._row_bytes
                 count = min(filling.room(self._slot_bytes, piece, width), end - plane)
                 if count == 0:
-                    yield self._batch(filling)
+                    yield filling.fragments
                     filling = _Filling()
                     continue
                 filling.fragments.append(Fragment(number, piece, plane, count, filling.nbytes, self._row_bytes))
@@ -144,17 +182,24 @@ class Batches:
                 filling.tokens += len(piece.slots)
                 plane += count
         if filling.fragments:
-            yield self._batch(filling)
+            yield filling.fragments
 
-    def sums(self, piece: Piece) -> bool:
+    def checksums(self, terms: Mapping[int, int]) -> list[int | None]:
+        """Of each piece, out of the sums of its words' terms; None: they were not added up."""
+        return [
+            with_length(terms[number], piece.block.nbytes) if self._sums(piece) else None
+            for number, piece in enumerate(self._pieces, self._first_number)
+        ]
+
+    def _sums(self, piece: Piece) -> bool:
         """Whether the terms of its words are added up: then each of a token's planes is whole words."""
         return piece.checked and piece.whole and self._row_bytes % WORD_BYTES == 0
 
-    def _narrow(self, pieces: Sequence[Piece], first_number: int) -> Iterator[tuple[int, Piece]]:
+    def _cut_wide(self, pieces: Sequence[Piece]) -> Iterator[tuple[int, Piece]]:
         """Pieces of so few tokens that a slot holds a plane of each, checked if terms are added up; their numbers."""
         most = min(MAX_TOKENS, self._slot_bytes // self._row_bytes)
-        for number, piece in enumerate(pieces, first_number):
-            checked = self.sums(piece)
+        for number, piece in enumerate(pieces, self._first_number):
+            checked = self._sums(piece)
             if 0 < len(piece.slots) <= most and checked == piece.checked:
                 yield number, piece
                 continue
@@ -162,33 +207,38 @@ class Batches:
                 slots = piece.slots[first : first + most]
                 yield number, replace(piece, first=piece.first + first, slots=slots, checked=checked)
 
-    def _batch(self, filling: _Filling) -> Batch:
-        fragments = filling.fragments
+    def _tables(self, key: tuple[int, int], batch: Batch) -> Tables:
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._make_tables(batch)
+        return known
+
+    def _make_tables(self, batch: Batch) -> Tables:
+        fragments = batch.fragments
         deltas = self._deltas(fragments)
         rotation = {delta: row for row, delta in enumerate(deltas.tolist())}
         cos, sin = self._rope.tables(deltas)
         slots = np.concatenate([fragment.piece.slots for fragment in fragments]).astype(np.int32)
-        summed = [fragment for fragment in fragments if fragment.piece.checked]
         rotations = [rotation.get(fragment.piece.delta, -1) for fragment in fragments]
-        return Batch(fragments, self._tiles(fragments, rotations), slots, cos, sin, summed)
+        return Tables(self._tiles(batch, rotations), slots, cos, sin)
 
     def _deltas(self, fragments: list[Fragment]) -> npt.NDArray[np.int64]:
         """Each distance by which something is really rotated, once."""
         moved = {fragment.piece.delta for fragment in fragments} - {0} if self._rope.rotates else set()
         return np.array(sorted(moved), np.int64)
 
-    def _tiles(self, fragments: list[Fragment], rotations: list[int]) -> npt.NDArray[np.int64]:
-        item = self._shape.item_bytes
+    def _tiles(self, batch: Batch, rotations: list[int]) -> npt.NDArray[np.int64]:
+        fragments, item = batch.fragments, self._shape.item_bytes
         facts = np.array(
             [
                 (
                     fragment.start // item,
                     fragment.width // item,
                     len(fragment.piece.slots),
-                    fragment.first_plane,
+                    fragment.first_plane - batch.base,
                     fragment.planes,
                     fragment.piece.checked,
-                    fragment.host_start // WORD_BYTES,
+                    (fragment.host_start - batch.base * fragment.pitch) // WORD_BYTES,
                     fragment.pitch // WORD_BYTES,
                 )
                 for fragment in fragments
@@ -228,13 +278,17 @@ _ALIGN = 256
 
 @dataclass(frozen=True)
 class Packed:
-    """Where each table of a batch begins in one buffer, and how long they are together, in bytes."""
+    """Where each table of a batch begins in one buffer, and how long they are together, in bytes.
+
+    `base` is the batch's, in planes.
+    """
 
     tiles: int
     slots: int
     cos: int
     sin: int
     sums: int
+    base: int
     nbytes: int
 
 
@@ -242,10 +296,11 @@ def pack(batch: Batch, buffer: Bytes) -> Packed:
     """Writes the tables one after the other, each at a multiple that a kernel can load widely; sums begin at 0."""
     starts: list[int] = []
     end = 0
-    for table in (batch.tiles, batch.slots, batch.cos, batch.sin, np.zeros(len(batch.summed), np.uint64)):
+    tables = batch.tables
+    for table in (tables.tiles, tables.slots, tables.cos, tables.sin, np.zeros(len(batch.summed), np.uint64)):
         starts.append(end)
         raw = table.reshape(-1).view(np.uint8)
         buffer[end : end + len(raw)] = raw
         end += -(-len(raw) // _ALIGN) * _ALIGN
     tiles, slots, cos, sin, sums = starts
-    return Packed(tiles, slots, cos, sin, sums, end)
+    return Packed(tiles, slots, cos, sin, sums, batch.base, end)

@@ -82,6 +82,12 @@ class Driver:
         self._context = ctypes.c_void_p()
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), self._device)
         self.bind()
+        # A layer-wise transfer makes hundreds of these calls: with their types known they take a third of the time.
+        host, device = ctypes.c_void_p, ctypes.c_uint64
+        self._to_device = self._cuda.cuMemcpyHtoDAsync_v2
+        self._to_device.argtypes = (device, host, ctypes.c_size_t, ctypes.c_void_p)
+        self._to_host = self._cuda.cuMemcpyDtoHAsync_v2
+        self._to_host.argtypes = (host, device, ctypes.c_size_t, ctypes.c_void_p)
 
     def _call(self, name: str, *arguments: Any) -> None:
         check(self._cuda, name, *arguments)
@@ -192,13 +198,7 @@ class Driver:
 
     def to_device(self, host: int, pitch: int, device: int, width: int, rows: int, stream: int) -> None:
         if rows == 1 or pitch == width:
-            self._call(
-                "cuMemcpyHtoDAsync_v2",
-                ctypes.c_uint64(device),
-                ctypes.c_void_p(host),
-                ctypes.c_size_t(width * rows),
-                ctypes.c_void_p(stream),
-            )
+            _raise_if(self._cuda, "cuMemcpyHtoDAsync_v2", self._to_device(device, host, width * rows, stream))
             return
         copy = _Copy2D(src_kind=_HOST, src_host=host, src_pitch=pitch, width=width, height=rows)
         copy.dst_kind, copy.dst_device, copy.dst_pitch = _DEVICE, device, width
@@ -206,13 +206,7 @@ class Driver:
 
     def to_host(self, device: int, host: int, pitch: int, width: int, rows: int, stream: int) -> None:
         if rows == 1 or pitch == width:
-            self._call(
-                "cuMemcpyDtoHAsync_v2",
-                ctypes.c_void_p(host),
-                ctypes.c_uint64(device),
-                ctypes.c_size_t(width * rows),
-                ctypes.c_void_p(stream),
-            )
+            _raise_if(self._cuda, "cuMemcpyDtoHAsync_v2", self._to_host(host, device, width * rows, stream))
             return
         copy = _Copy2D(src_kind=_DEVICE, src_device=device, src_pitch=width, width=width, height=rows)
         copy.dst_kind, copy.dst_host, copy.dst_pitch = _HOST, host, pitch

@@ -45,6 +45,7 @@ def start(
         packed.cos,
         packed.sin,
         packed.sums,
+        packed.base,
         gather,
         known.style,
         known.heads,
@@ -65,7 +66,7 @@ def start(
         compiled[(*grid, 1)](*arguments)
 
 
-@triton.jit(do_not_specialize=["home", "slots_at", "cos_at", "sin_at", "sums_at"])
+@triton.jit(do_not_specialize=["home", "slots_at", "cos_at", "sin_at", "sums_at", "base_plane"])
 def move(
     staging,
     home,
@@ -75,6 +76,7 @@ def move(
     cos_at,
     sin_at,
     sums_at,
+    base_plane,
     GATHER: tl.constexpr,
     STYLE: tl.constexpr,
     HEADS: tl.constexpr,
@@ -87,13 +89,14 @@ def move(
     VECTOR: tl.constexpr,
 ):
     """Program (tile, plane of its fragment). `staging` has the KV's dtype and begins at element number `home`; the
-    other tables begin so many bytes after the tiles, which are at `tables`, bytes as well."""
+    other tables begin so many bytes after the tiles, which are at `tables`, bytes as well. Tiles count planes from
+    `base_plane` on."""
     slots = (tables + slots_at).to(tl.pointer_type(tl.int32))
     tile = tables.to(tl.pointer_type(tl.int64)) + tl.program_id(0) * _TILE
     index = tl.program_id(1).to(tl.int64)
     if index >= tl.load(tile + 6):
         return
-    plane = planes + (tl.load(tile + 5) + index) * _PLANE
+    plane = planes + (tl.load(tile + 5) + base_plane + index) * _PLANE
     # No pointer made of an integer: the compiler would forget how it is aligned.
     base = staging + tl.multiple_of(tl.load(plane) - home, VECTOR)
     step = 1 if UNIT else tl.load(plane + 4)
@@ -111,7 +114,7 @@ def move(
     outside, inside = tl.multiple_of(outside, VECTOR)[:, None], tl.multiple_of(inside, VECTOR)[:, None]
     live = live[:, None]
     if not GATHER:
-        _add_terms(staging, tile, index, tables + sums_at, HEADS, SIZE, TILE_ROWS)
+        _add_terms(staging, tile, index, base_plane, tables + sums_at, HEADS, SIZE, TILE_ROWS)
     rotation = tl.load(tile + 7)
     # Two conditions: the first is known when it is compiled, and then there is no such code.
     if STYLE != _NO_ROPE and not GATHER:  # noqa: SIM102
@@ -123,7 +126,7 @@ def move(
     if GATHER:
         # What other threads of this program have put into the slot is read.
         tl.debug_barrier()
-        _add_terms(staging, tile, index, tables + sums_at, HEADS, SIZE, TILE_ROWS)
+        _add_terms(staging, tile, index, base_plane, tables + sums_at, HEADS, SIZE, TILE_ROWS)
 
 
 @triton.jit
@@ -158,6 +161,7 @@ def _add_terms(
     staging,
     tile,
     index,
+    base_plane,
     sums,
     HEADS: tl.constexpr,
     SIZE: tl.constexpr,
@@ -174,7 +178,7 @@ def _add_terms(
             words = (staging + start).to(tl.pointer_type(tl.uint64))
             place = tl.arange(0, triton.next_power_of_2(TILE_ROWS * SIZE * ELEMENT // WORD))
             live = place < tl.load(tile + 3) * (ROW // WORD)
-            number = (tl.load(tile + 9) + index * tl.load(tile + 10) + place).to(tl.uint64)
+            number = (tl.load(tile + 9) + (base_plane + index) * tl.load(tile + 10) + place).to(tl.uint64)
             word = tl.load(words + place, mask=live, other=0) ^ (number * _STEP)
             word = (word ^ (word >> _SHIFT_1)) * _MULTIPLIER_1
             word = (word ^ (word >> _SHIFT_2)) * _MULTIPLIER_2

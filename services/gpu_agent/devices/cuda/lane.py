@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import cycle
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -84,6 +84,7 @@ class Lane:
         self._kernels = gpu.stream()
         self._slots = [Slot(gpu, slot_bytes) for _ in range(_SLOTS)]
         self._begin, self._end = gpu.event(timing=True), gpu.event(timing=True)
+        self._begun = False
         self._turn = threading.Lock()
         # Of the running transfer, by the number of its pieces.
         self._terms: defaultdict[int, int] = defaultdict(int)
@@ -117,7 +118,7 @@ class Lane:
         try:
             with self._taking_turns(watch):
                 slot.tables[:256].zero_()
-                launch(slot.staging, slot.tables, Packed(0, 0, 0, 0, 0, 0), (1, 1))
+                launch(slot.staging, slot.tables, Packed(0, 0, 0, 0, 0, 0, 0), (1, 1))
                 slot.since = time.monotonic()
                 slot.done.record(self._kernels)
                 # Compiling may have taken longer than any watch allows; hanging is noticed all the same.
@@ -143,7 +144,7 @@ class Lane:
 
     def _run(self, work: Iterable[Move | Signal], watch: Watch) -> None:
         first, last = (self._link, self._kernels) if self._inbound else (self._kernels, self._link)
-        self._begin.record(first)
+        self._begun = False
         try:
             slots = cycle(self._slots)
             for item in work:
@@ -162,6 +163,7 @@ class Lane:
                     raise
                 finally:
                     slot.done.record(last)
+            self._begins(first)
             self._end.record(last)
             self._drain(watch)
         except Hung:
@@ -208,15 +210,19 @@ class Lane:
             self._turn.release()
 
     def _enqueue(self, slot: Slot, batch: Batch, launch: Launch) -> None:
+        if self._inbound:
+            # Before its tables, which take the host longer than this.
+            self._begins(self._link)
+            self._fetch(slot, batch)
         packed = pack(batch, slot.host_tables)
         tables = address_of(slot.host_tables)
         stream = self._link if self._inbound else self._kernels
+        self._begins(stream)
         self._gpu.to_device(tables, packed.nbytes, slot.tables.data_ptr(), packed.nbytes, 1, stream.cuda_stream)
         if self._inbound:
-            self._fetch(slot, batch)
             slot.ready.record(self._link)
             self._kernels.wait_event(slot.ready)
-        launch(slot.staging, slot.tables, packed, (len(batch.tiles), batch.most_planes))
+        launch(slot.staging, slot.tables, packed, (len(batch.tables.tiles), batch.most_planes))
         if not self._inbound:
             slot.ready.record(self._kernels)
             self._link.wait_event(slot.ready)
@@ -226,6 +232,12 @@ class Lane:
             nbytes, last = slot.sums[: len(batch.summed)].nbytes, self._kernels if self._inbound else self._link
             device, host = slot.tables.data_ptr() + packed.sums, int(slot.sums.ctypes.data)
             self._gpu.to_host(device, host, nbytes, nbytes, 1, last.cuda_stream)
+
+    def _begins(self, stream: Any) -> None:
+        """The transfer's first work comes next."""
+        if not self._begun:
+            self._begun = True
+            self._begin.record(stream)
 
     def _fetch(self, slot: Slot, batch: Batch) -> None:
         for fragment in batch.fragments:

@@ -1,14 +1,13 @@
 """One registration's GPU memory: its planes as tables on the GPU, and the kernel compiled for each layer group."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 import numpy as np
 import torch
 
 from kvblend.v1 import common_pb2 as common
-from services.common.checksums import with_length
 from services.common.errors import KvblendError
 from services.gpu_agent.devices.base import SEMAPHORE_BYTES, Piece, Steps, Transfer, Watch
 from services.gpu_agent.devices.cuda.batches import Batches, Packed
@@ -62,31 +61,30 @@ class CudaKvMemory:
 
     def _run(self, lane: Lane, group: int, pieces: Sequence[Piece], rope: RopeSpec, watch: Watch) -> list[int | None]:
         self._gpu.enter()
-        batches = self.batches(group, rope, lane.slot_bytes)
+        batches = self.batches(group, rope, lane.slot_bytes, pieces)
         launch = self.launch(group, rope, gather=lane is self._outbound)
-        terms = lane.run((Move(batch, launch) for batch in batches.of(pieces)), watch)
-        return _checksums(batches, pieces, terms)
+        return batches.checksums(lane.run((Move(batch, launch) for batch in batches.of()), watch))
 
     def scatter_in_steps(self, transfers: Sequence[Transfer], steps: Steps, watch: Watch) -> list[list[int | None]]:
         self._gpu.enter()
         lane = self._inbound
-        batches = [self.batches(transfer.group, transfer.rope, lane.slot_bytes) for transfer in transfers]
         # The pieces of one transfer are numbered behind those of the one before.
-        firsts = [0, *accumulate(len(transfer.pieces) for transfer in transfers)]
-        terms = lane.run(self._in_steps(transfers, batches, firsts[:-1], steps), watch)
-        return [
-            _checksums(of, transfer.pieces, terms, first)
-            for transfer, of, first in zip(transfers, batches, firsts[:-1], strict=True)
+        firsts = accumulate((len(transfer.pieces) for transfer in transfers), initial=0)
+        batches = [
+            self.batches(transfer.group, transfer.rope, lane.slot_bytes, transfer.pieces, first)
+            for transfer, first in zip(transfers, firsts, strict=False)
         ]
+        terms = lane.run(self._in_steps(transfers, batches, steps), watch)
+        return [of.checksums(terms) for of in batches]
 
     def _in_steps(
-        self, transfers: Sequence[Transfer], batches: Sequence[Batches], firsts: Sequence[int], steps: Steps
+        self, transfers: Sequence[Transfer], batches: Sequence[Batches], steps: Steps
     ) -> Iterator[Move | Signal]:
         launches = [self.launch(transfer.group, transfer.rope, gather=False) for transfer in transfers]
         for step in range(steps.count):
-            for transfer, of, launch, first in zip(transfers, batches, launches, firsts, strict=True):
+            for transfer, of, launch in zip(transfers, batches, launches, strict=True):
                 layers = steps.layers(step, self.layout.groups[transfer.group].layers)
-                for batch in of.of(transfer.pieces, layers, first):
+                for batch in of.of(layers):
                     yield Move(batch, launch)
             yield Signal(self._semaphores + (steps.first + step) * SEMAPHORE_BYTES, steps.value)
 
@@ -102,8 +100,11 @@ class CudaKvMemory:
     def _constants(self, group: int, rope: RopeSpec) -> Constants:
         return constants(self.layout, group, rope, self._tables[group])
 
-    def batches(self, group: int, rope: RopeSpec, slot_bytes: int) -> Batches:
-        return Batches(self.layout.groups[group], rope, slot_bytes, self._constants(group, rope).tile_tokens)
+    def batches(
+        self, group: int, rope: RopeSpec, slot_bytes: int, pieces: Sequence[Piece], first_number: int = 0
+    ) -> Batches:
+        tile_tokens = self._constants(group, rope).tile_tokens
+        return Batches(self.layout.groups[group], rope, slot_bytes, tile_tokens, pieces, first_number)
 
     def launch(self, group: int, rope: RopeSpec, *, gather: bool) -> Launch:
         """What starts the kernel; a gather rotates nothing."""
@@ -137,11 +138,3 @@ class CudaKvMemory:
         self._gpu.enter()
         self._gpu_tables.clear()
         self._opened.close()
-
-
-def _checksums(batches: Batches, pieces: Sequence[Piece], terms: Mapping[int, int], first: int = 0) -> list[int | None]:
-    """Of pieces numbered from `first` on."""
-    return [
-        with_length(terms[number], piece.block.nbytes) if batches.sums(piece) else None
-        for number, piece in enumerate(pieces, first)
-    ]
