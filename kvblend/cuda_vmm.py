@@ -5,6 +5,7 @@ instead, when the memory is registered (kvblend/descriptors.py); PyTorch's chunk
 """
 
 import ctypes
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +70,8 @@ class VmmMemory:
             )
         finally:
             call("cuMemRelease", handle)
+        # A program that is started meanwhile must not keep the memory.
+        os.set_inheritable(descriptor.value, False)
         return descriptor.value
 
     def handle(self, slot: bytes) -> pb.DeviceHandle:
