@@ -70,7 +70,7 @@ def served(shm_dir: Path) -> Iterator[Served]:
     before = open_files()
     with serving(shm_dir) as running:
         yield running
-    eventually(lambda: open_files() == before)
+    eventually(lambda: open_files() <= before)
     assert not list(shm_dir.glob("*.fds"))
 
 
@@ -122,7 +122,7 @@ def test_what_is_not_registered_ends_with_the_connection(served: Served, memory:
     before = open_files()
     with sent(served.target, ENGINE, [memory], 10) as (handle,):
         assert open_files() >= before + 3
-    eventually(lambda: open_files() == before)
+    eventually(lambda: open_files() <= before)
     assert not served.claim(ENGINE, handle)
 
 
@@ -135,7 +135,7 @@ def test_an_engine_that_is_killed_leaves_nothing(served: Served, way: str) -> No
         assert peer.stdout.readline().strip() == "sent"
         assert open_files() > before + 10
         peer.kill()
-    eventually(lambda: open_files() == before)
+    eventually(lambda: open_files() <= before)
 
 
 def test_an_engine_that_stalls_keeps_nothing_for_long(shm_dir: Path, memory: MemfdMemory) -> None:
@@ -146,7 +146,7 @@ def test_an_engine_that_stalls_keeps_nothing_for_long(shm_dir: Path, memory: Mem
             socket.send_fds(halfway, [packet.SerializeToString()], memory.files[:1])
             assert pb.DescriptorsAnswer.FromString(halfway.recv(100)) == pb.DescriptorsAnswer(chunks=1)
             # The test's ends of both connections are what stays.
-            eventually(lambda: open_files() == before + 2)
+            eventually(lambda: open_files() <= before + 2)
             assert not served.claim(ENGINE, handle)
 
 
@@ -159,7 +159,7 @@ def test_too_many_are_refused_and_closed(served: Served) -> None:
                 with sent(served.target, ENGINE, [half, one], 10):
                     pass
             assert caught.value.reason == "HANDLE_UNUSABLE"
-        eventually(lambda: open_files() == before)
+        eventually(lambda: open_files() <= before)
         for _ in range(3):
             with sent(served.target, ENGINE, [half, half], 10) as handles:
                 assert len(served.claim(ENGINE, *handles)) == 2
@@ -197,7 +197,7 @@ def test_what_is_malformed_is_refused(served: Served, packets: list[tuple[bytes,
     before = open_files()
     assert raw(served, (packet(chunk_bytes=[PAGE] * 253), 253)).slot
     assert words in raw(served, *packets).refusal
-    eventually(lambda: open_files() == before)
+    eventually(lambda: open_files() <= before)
 
 
 def test_an_agent_out_of_open_files_says_so_and_leaks_none(shm_dir: Path) -> None:
@@ -306,7 +306,7 @@ def test_an_export_that_fails_closes_what_was_exported(served: Served, memory: M
             with sent(served.target, ENGINE, [memory, failing], 10):
                 pass
         assert caught.value.reason == "HANDLE_UNUSABLE"
-        eventually(lambda: open_files() == before)
+        eventually(lambda: open_files() <= before)
 
 
 def test_only_the_cuda_device_listens_and_only_beside_unix_sockets(shm_dir: Path) -> None:
