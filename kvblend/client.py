@@ -96,7 +96,8 @@ class KvblendClient:
     ) -> Result:
         """Tells the agent where this engine's KV lives. Remembered: a restarted agent is told again.
 
-        Memories come from `SharedBuffer.handle` or `cuda_handle`; `semaphores` holds u64, for retrieves in steps.
+        Memories come from `SharedBuffer.handle` or `cuda_handle`. `semaphores` is memory of u64 for events and for
+        retrieves in steps (cuda_semaphores.py).
         """
         request = agent_pb2.RegisterKvCacheRequest(
             instance_id=self.instance_id, model_space=model_space, layout=layout, rank=rank
@@ -115,14 +116,20 @@ class KvblendClient:
             return self._send_rope(timeout)
 
     def prove_layout(
-        self, tokens: int, expected_checksums: Sequence[int], *, first_slot: int = 0, block_ids: Tokens | None = None
+        self,
+        tokens: int,
+        expected_checksums: Sequence[int],
+        *,
+        first_slot: int = 0,
+        block_ids: Tokens | None = None,
+        event: agent_pb2.Event | None = None,
     ) -> Result:
         """Compares what the agent gathers from those slots with what the engine wrote there."""
         request = agent_pb2.ProveLayoutRequest(
             instance_id=self.instance_id,
             slots=self._slots(first_slot, block_ids),
             tokens=tokens,
-            event=agent_pb2.Event(kind=agent_pb2.EVENT_KIND_COMPLETE),
+            event=event or agent_pb2.Event(kind=agent_pb2.EVENT_KIND_COMPLETE),
             expected_checksums=np.asarray(expected_checksums, dtype="<u8").tobytes(),
         )
         response, reason, detail = self._connection.call(self._stub.ProveLayout, request, 10.0)
@@ -305,6 +312,7 @@ class KvblendClient:
 
         kind "prompt": from the prompt's first token; `reused` names query ranges that came from
         segments. kind "document": one text computed behind `context` (its tokens), a source of segments.
+        `event` comes when these slots are written (cuda_semaphores.py); without one they are written already.
         """
         request = agent_pb2.StoreKvRequest(
             instance_id=self.instance_id,

@@ -3,12 +3,13 @@
 handles = [cuda_handle(tensor.data_ptr(), tensor.nbytes) for tensor in kv_tensors]
 client.register_kv_cache(space, handles, layout)
 
+wait_for_semaphore(stream.cuda_stream, semaphores.address(semaphore), value)   # in front of a step's first layer
+
+Order is a matter of semaphores (cuda_semaphores.py). Where engine and agent share /dev/shm, events do as well:
+
 done = torch.cuda.Event(interprocess=True)   # once
 done.record()                                # behind the work that the agent must wait for
 client.store(..., event=cuda_event(done.ipc_handle()))
-
-words = torch.zeros(steps, dtype=torch.int64, device="cuda")   # once; registered as `semaphores`
-wait_for_semaphore(stream.cuda_stream, words.data_ptr() + 8 * step, value)   # in front of the step's first layer
 """
 
 import ctypes
@@ -64,6 +65,13 @@ def ipc_handle(address: int, nbytes: int) -> pb.DeviceHandle:
 def cuda_event(ipc_handle: bytes) -> pb.Event:
     """An interprocess event that has been recorded already. Engine and agent must share /dev/shm."""
     return pb.Event(kind=pb.EVENT_KIND_CUDA_IPC, handle=ipc_handle)
+
+
+def zero_memory(address: int, nbytes: int) -> None:
+    """Zeroes GPU memory, behind everything that the GPU was given for it. Raises CudaUnavailable."""
+    _call("cuCtxSynchronize")
+    _call("cuMemsetD8_v2", ctypes.c_uint64(address), ctypes.c_ubyte(0), ctypes.c_size_t(nbytes))
+    _call("cuCtxSynchronize")
 
 
 def wait_for_semaphore(stream: int, address: int, value: int) -> None:

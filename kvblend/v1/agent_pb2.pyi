@@ -192,14 +192,16 @@ class SlotMap(_message.Message):
     def __init__(self, block_ids: _Optional[bytes] = ..., first_slot: _Optional[int] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("kind", "handle", "value")
+    __slots__ = ("kind", "handle", "value", "semaphore")
     KIND_FIELD_NUMBER: _ClassVar[int]
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
+    SEMAPHORE_FIELD_NUMBER: _ClassVar[int]
     kind: EventKind
     handle: bytes
     value: int
-    def __init__(self, kind: _Optional[_Union[EventKind, str]] = ..., handle: _Optional[bytes] = ..., value: _Optional[int] = ...) -> None: ...
+    semaphore: int
+    def __init__(self, kind: _Optional[_Union[EventKind, str]] = ..., handle: _Optional[bytes] = ..., value: _Optional[int] = ..., semaphore: _Optional[int] = ...) -> None: ...
 
 class ProveLayoutRequest(_message.Message):
     __slots__ = ("instance_id", "slots", "tokens", "event", "expected_checksums")

@@ -11,6 +11,7 @@ from services.common.errors import KvblendError
 from services.gpu_agent.call import Call
 from services.gpu_agent.devices.base import Bytes, Device, Hung, Piece, Stopped
 from services.gpu_agent.instances import Instance
+from services.gpu_agent.order import wait_for_engine
 from services.gpu_agent.rope import check_ropes, prove
 from services.gpu_agent.slots import SlotTable
 
@@ -34,7 +35,7 @@ def prove_layout(
     table.require(request.tokens)
     slots = table.of(np.arange(request.tokens))
     expected = np.frombuffer(request.expected_checksums, "<u8").tolist()
-    device.wait(request.event, call.left())
+    wait_for_engine(device, instance, request.event, call)
     with ExitStack() as held:
         memory = held.enter_context(instance.copying())
         for group, shape in enumerate(groups):

@@ -26,6 +26,7 @@ from services.gpu_agent.devices.base import Bytes, Device, Hung, KvMemory, Piece
 from services.gpu_agent.instances import Instance
 from services.gpu_agent.leased import Leased, object_refs
 from services.gpu_agent.lookups import NOT_ERRORS, Copied, Lookups
+from services.gpu_agent.order import wait_for_engine
 from services.gpu_agent.parts import Parts
 from services.gpu_agent.plan import Chunks
 from services.gpu_agent.requests import LookupJob
@@ -91,7 +92,7 @@ class Retriever:
         steps = _steps(request.steps, instance.memory)
         work = _Work(instance, job, job.chunks, job.leased, parts, request.keep_leases, steps)
         work.parts.judge(_hindrances(work))
-        self._device.wait(request.event, call.left())
+        wait_for_engine(self._device, instance, request.event, call)
         try:
             self._copy(work, call, copied)
         except KvblendError as error:

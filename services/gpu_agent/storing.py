@@ -20,6 +20,7 @@ from services.gpu_agent.devices.base import Bytes, Device, Hung, KvMemory, Piece
 from services.gpu_agent.instances import Instance
 from services.gpu_agent.leased import Ref, ref_of
 from services.gpu_agent.lookups import NOT_ERRORS
+from services.gpu_agent.order import wait_for_engine
 from services.gpu_agent.ranges import mask_of, parse_ranges
 from services.gpu_agent.requests import store_request_id
 from services.gpu_agent.sessions import SETTLE_SECONDS, SessionLost, StoreLink, StoreSession
@@ -72,7 +73,7 @@ class Storer:
             return _same_for_all(tokens, chunk_tokens, store.CHUNK_OUTCOME_DECLINED, common.REASON_NO_STORE)
         slots = SlotTable(request.slots, instance.layout).of(np.arange(tokens))
         exact, from_segments = _provenance(request, tokens, chunk_tokens)
-        self._device.wait(request.event, call.left())
+        wait_for_engine(self._device, instance, request.event, call)
         try:
             session = self._link.session()
             reserve = _reserve_request(instance, session, request, exact, from_segments)

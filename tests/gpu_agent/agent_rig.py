@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -12,6 +13,7 @@ from engine_memory import EngineMemory, make_rope, model_space, rotate_slowly
 from fake_store import FakeStore
 
 from kvblend.layouts import KvShape
+from kvblend.memory import SHM_DIR
 from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import agent_pb2_grpc
 from kvblend.v1 import common_pb2 as common
@@ -33,12 +35,19 @@ class CallFailed(Exception):
 class Rig:
     """Calls to the agent at `target`, as an engine with memory of `shape`. `fake` is its store, if that is one."""
 
-    def __init__(self, target: str, fake: FakeStore | None = None, shape: KvShape = SHAPE, seed: int = 0) -> None:
+    def __init__(
+        self,
+        target: str,
+        fake: FakeStore | None = None,
+        shape: KvShape = SHAPE,
+        seed: int = 0,
+        shm_dir: Path = SHM_DIR,
+    ) -> None:
         if fake is not None:
             self.fake = fake
         self.channel = grpc.insecure_channel(target, options=[("grpc.max_reconnect_backoff_ms", 200)])
         self.stub: Any = agent_pb2_grpc.AgentServiceStub(self.channel)
-        self.engine = EngineMemory("paged_nhd", shape, seed)
+        self.engine = EngineMemory("paged_nhd", shape, seed, shm_dir)
         self.space = model_space(shape, make_rope(common.ROPE_STYLE_NEOX, shape.head_size), CHUNK)
         self.metadata: tuple[tuple[str, str], ...] = ()
 

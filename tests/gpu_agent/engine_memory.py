@@ -1,11 +1,12 @@
 """An engine's KV memory for tests, read and written by plain indexing that knows nothing of strides."""
 
 from math import prod
+from pathlib import Path
 
 import torch
 
 from kvblend.layouts import KvShape, buffer_shapes, build_layout
-from kvblend.memory import SharedBuffer
+from kvblend.memory import SHM_DIR, SharedBuffer
 from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
 
@@ -20,12 +21,12 @@ BITS = {4: torch.int32, 2: torch.int16}
 class EngineMemory:
     """Buffers of one named arrangement, filled with arbitrary bits."""
 
-    def __init__(self, arrangement: str, shape: KvShape, seed: int = 0) -> None:
+    def __init__(self, arrangement: str, shape: KvShape, seed: int = 0, directory: Path = SHM_DIR) -> None:
         self.arrangement = arrangement
         self.shape = shape
         self.dtype = DTYPES[shape.dtype]
         self.shapes = buffer_shapes(arrangement, shape)
-        self.buffers = [SharedBuffer(prod(dims) * self.dtype.itemsize) for dims in self.shapes]
+        self.buffers = [SharedBuffer(prod(dims) * self.dtype.itemsize, directory) for dims in self.shapes]
         generator = torch.Generator().manual_seed(seed)
         for tensor in self._tensors():
             tensor.copy_(torch.randn(tensor.shape, generator=generator).to(self.dtype))

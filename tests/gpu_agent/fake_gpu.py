@@ -22,6 +22,7 @@ from services.gpu_agent.devices.cuda.batches import TILE, Packed
 from services.gpu_agent.devices.cuda.lane import Lane
 from services.gpu_agent.devices.cuda.memory import DTYPES, CudaKvMemory
 from services.gpu_agent.devices.cuda.planes import GPTJ, NO_ROPE, Constants
+from services.gpu_agent.devices.cuda.words import WordReader
 from services.gpu_agent.devices.shared_memory import SharedMemoryFile
 from services.gpu_agent.layouts import Layout
 
@@ -302,6 +303,7 @@ class FakeDevice:
         host: Any = SomeRegistered(seed)
         fake: Any = self.gpu
         self.inbound, self.outbound = (Lane(fake, host, slot_bytes, hang_seconds, way) for way in (True, False))
+        self.words = WordReader(fake, hang_seconds)
 
     def open(
         self, handles: Sequence[pb.DeviceHandle], layout: Layout, semaphores: pb.DeviceHandle | None = None
@@ -309,4 +311,4 @@ class FakeDevice:
         assert layout.dtype in DTYPES
         fake: Any = self.gpu
         opened: Any = Opened(self.gpu, handles, semaphores)
-        return CudaKvMemory(fake, self.start, opened, layout, self.inbound, self.outbound)
+        return CudaKvMemory(fake, self.start, opened, layout, self.inbound, self.outbound, self.words)

@@ -1,19 +1,16 @@
 """An engine whose KV tensors are in this process's GPU memory, and an agent with the cuda device."""
 
 import importlib.util
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from math import prod
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
 from agent_rig import Rig
+from containers import volume
 from engine_memory import DTYPES, EngineMemory, model_space
 from processes import Stack
 
@@ -76,6 +73,11 @@ class GpuRig(Rig):
 
 
 class GpuStack(Stack):
+    @property
+    def shares_shm(self) -> bool:
+        """Engines and the agent see the same /dev/shm."""
+        return "agent" not in self.contained
+
     def start_agent(self, name: str = "agent", *more: str) -> None:
         flags = ["--store", self.target("store"), "--name", name, "--heartbeat-seconds", "0.2", "--device", "cuda"]
         self.start(name, "services.gpu_agent", *flags, *more)
@@ -86,16 +88,6 @@ class GpuStack(Stack):
         self._rigs.append(rig)
         rig.register(**changes)
         return rig
-
-    def start_agent_in_container(self) -> None:
-        """In PID, IPC, network and mount namespaces of its own, with a /dev/shm of its own: it is process 1 there."""
-        unshare = ["unshare", "--ipc", "--net", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc"]
-        own_shm = ["sh", "-c", 'mount -t tmpfs none /dev/shm && exec "$@"', "sh"]
-        service = [sys.executable, "-m", "services.gpu_agent", "--listen", self.target("agent"), "--device", "cuda"]
-        flags = ["--store", self.target("store"), "--name", "agent", "--heartbeat-seconds", "0.2"]
-        with (self.directory / "agent.log").open("ab") as log:
-            command = [*unshare, *own_shm, *service, *flags, "--drain-seconds", "0", "--staging-mib", "1"]
-            self._processes["agent"] = subprocess.Popen(command, stdout=log, stderr=log)
 
     def wait_agent(self) -> None:
         """Until the agent has a session with the store."""
@@ -112,13 +104,16 @@ class GpuStack(Stack):
 
 
 @contextmanager
-def gpu_stack(arena_mib: int, *agent_flags: str, matcher: bool = True, verify: bool = False) -> Iterator[GpuStack]:
-    """`verify`: what is read is compared with its checksum, always."""
-    with TemporaryDirectory(prefix="kvb-", dir="/dev/shm") as directory:
-        with closing(GpuStack(Path(directory), arena_mib)) as stack:
-            if matcher:
-                stack.start_matcher()
-            stack.start_store(*(["--verify-share", "1"] if verify else []))
-            stack.start_agent("agent", *agent_flags)
-            stack.wait_agent()
-            yield stack
+def gpu_stack(
+    arena_mib: int, *agent_flags: str, matcher: bool = True, verify: bool = False, place: str = "beside"
+) -> Iterator[GpuStack]:
+    """`verify`: what is read is compared with its checksum, always. `place`: where the agent runs, one of PLACES."""
+    with volume(place) as directory, closing(GpuStack(directory, arena_mib)) as stack:
+        if matcher:
+            stack.start_matcher()
+        stack.start_store(*(["--verify-share", "1"] if verify else []))
+        if place == "container":
+            stack.contained.add("agent")
+        stack.start_agent("agent", *agent_flags)
+        stack.wait_agent()
+        yield stack

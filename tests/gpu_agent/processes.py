@@ -9,9 +9,11 @@ from pathlib import Path
 
 import grpc
 from agent_rig import Rig
+from containers import CONTAINER, process_in
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvblend.layouts import KvShape
+from kvblend.memory import SHM_DIR
 from kvblend.v1 import store_pb2 as store
 from kvblend.v1 import store_pb2_grpc
 
@@ -23,6 +25,10 @@ class Stack:
 
     def __init__(self, directory: Path, arena_mib: int) -> None:
         self.directory = directory
+        # Names of those that are started in containers.
+        self.contained: set[str] = set()
+        # Where engines on the CPU have their KV.
+        self.shm_dir = SHM_DIR
         self._arena_bytes = arena_mib << 20
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._rigs: list[Rig] = []
@@ -33,7 +39,9 @@ class Stack:
         return f"unix:{self.directory}/{name}.sock"
 
     def start(self, name: str, module: str, *flags: str) -> None:
-        command = [sys.executable, "-m", module, "--listen", self.target(name), "--drain-seconds", "0", *flags]
+        container = CONTAINER if name in self.contained else []
+        listen = ["--listen", self.target(name), "--drain-seconds", "0"]
+        command = [*container, sys.executable, "-m", module, *listen, *flags]
         with (self.directory / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(command, stdout=log, stderr=log)
 
@@ -55,13 +63,13 @@ class Stack:
         times = ["--reservation-ttl-seconds", "1", "--session-grace-seconds", "0.5"]
         self.start("store", "services.store", *arena, *times, "--matcher", self.target("matcher"), *more)
 
-    def start_agent(self, name: str = "agent") -> None:
+    def start_agent(self, name: str = "agent", *more: str) -> None:
         flags = ["--store", self.target("store"), "--name", name, "--heartbeat-seconds", "0.2"]
-        self.start(name, "services.gpu_agent", *flags)
+        self.start(name, "services.gpu_agent", *flags, *more)
 
     def rig(self, name: str, shape: KvShape, seed: int = 0) -> Rig:
         """An engine that the running agent `name` knows, its rope proven."""
-        rig = Rig(self.target(name), shape=shape, seed=seed)
+        rig = Rig(self.target(name), shape=shape, seed=seed, shm_dir=self.shm_dir)
         self._rigs.append(rig)
         rig.wait_for(rig._ready, 30)
         rig.register()
@@ -72,7 +80,15 @@ class Stack:
         return self._store.GetStoreStats(store.GetStoreStatsRequest(), timeout=10, wait_for_ready=True)
 
     def signal(self, name: str, number: signal.Signals) -> None:
-        os.kill(self._processes[name].pid, number)
+        os.kill(self.pid(name), number)
+
+    def maps(self, name: str) -> str:
+        """What it has mapped, as the kernel lists it."""
+        return Path(f"/proc/{self.pid(name)}/maps").read_text()
+
+    def pid(self, name: str) -> int:
+        pid = self._processes[name].pid
+        return process_in(pid) if name in self.contained else pid
 
     def kill(self, name: str) -> None:
         self._processes[name].kill()

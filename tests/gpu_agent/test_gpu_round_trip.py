@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from agent_rig import INSTANCE, encode, outcomes, ranges
+from containers import PLACES
 from gpu_rig import GpuRig, GpuStack, gpu_stack, needs_gpu
 from test_round_trip import ROPES, TOLERANCE, check_moved
 
@@ -24,9 +25,9 @@ pytestmark = needs_gpu
 SEEDS = count(1)
 
 
-@pytest.fixture(scope="module")
-def stack() -> Iterator[GpuStack]:
-    with gpu_stack(256, "--staging-mib", "1", verify=True) as running:
+@pytest.fixture(scope="module", params=PLACES)
+def stack(request: pytest.FixtureRequest) -> Iterator[GpuStack]:
+    with gpu_stack(256, "--staging-mib", "1", verify=True, place=request.param) as running:
         yield running
 
 
@@ -195,30 +196,3 @@ def test_an_engine_s_stream_goes_on_layer_by_layer(stack: GpuStack) -> None:
     torch.cuda.synchronize()
     assert semaphores.tolist() == [0, 0, 9, 9, 9, 9, 0, 0]
     assert all(torch.equal(one, two) for one, two in zip(seen, wanted, strict=True))
-
-
-def test_the_agent_waits_for_the_engines_event(stack: GpuStack) -> None:
-    """KV that the GPU has yet to write when the store is asked for."""
-    case = Case(tokens=64)
-    rig = stack.gpu_rig("paged_nhd", shape_of(case, "paged_nhd", 64), ROPES["neox"](16), next(SEEDS))
-    table, slots = slot_map(rig, 6)
-    event = torch.cuda.Event(interprocess=True)
-    # Its first use loads the kernel, which waits for everything else.
-    for tensor in rig.engine.tensors:
-        tensor.fill_(1.0)
-    event.record()
-    torch.cuda.synchronize()
-    torch.cuda._sleep(1_000_000_000)
-    for tensor in rig.engine.tensors:
-        tensor.fill_(3.0)
-    event.record()
-    assert not event.query()
-    text = list(range(80_000, 80_064))
-    done = pb.Event(kind=pb.EVENT_KIND_CUDA_IPC, handle=event.ipc_handle())
-    assert {name for name, _ in outcomes(rig.store(text, table, event=done))} == {"STORED"}
-    for tensor in rig.engine.tensors:
-        tensor.zero_()
-    torch.cuda.synchronize()
-    assert rig.lookup([*text, 1], "event").prefix_tokens == 64
-    assert not rig.retrieve(table, "event").failed
-    assert (rig.engine.read(slots[:64]) == 3.0).all()

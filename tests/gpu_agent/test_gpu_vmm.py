@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
 from agent_rig import INSTANCE, CallFailed, blocks, outcomes, ranges, slots_of
+from containers import CONTAINER, needs_root
 from engine_memory import make_rope, same_bits
 from gpu_rig import GpuMemory, GpuRig, GpuStack, gpu_stack, needs_gpu
 from memfd_memory import MemfdMemory
@@ -163,15 +163,11 @@ def test_pytorchs_expandable_segments(stack: GpuStack) -> None:
     assert outcome.startswith("the same") or "expandable_segments:False" in outcome
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
-def test_two_containers_whose_process_is_number_1(stack: GpuStack) -> None:
+@needs_root
+def test_two_containers_whose_process_is_number_1() -> None:
     """CUDA IPC cannot tell them apart; descriptors do not ask."""
-    with TemporaryDirectory(prefix="kvb-", dir="/tmp") as directory:
-        with closing(GpuStack(Path(directory), 64)) as contained:
-            contained.start_store()
-            contained.start_agent_in_container()
-            contained.wait_agent()
-            outcome = run_engine(contained, "unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+    with gpu_stack(64, "--staging-mib", "1", matcher=False, place="container") as contained:
+        outcome = run_engine(contained, *CONTAINER)
     assert outcome.startswith("the same; process 1,") or "expandable_segments:False" in outcome
 
 

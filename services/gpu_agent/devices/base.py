@@ -7,7 +7,7 @@ keeps both until it has ended.
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -130,6 +130,12 @@ class KvMemory(Protocol):
     def set_semaphores(self, steps: Steps) -> None:
         """Sets those of all steps, now, whatever else is going on."""
 
+    def semaphore(self, index: int, watch: Watch) -> int:
+        """What this one of `semaphores` is by now, whatever else is going on.
+
+        Raises Stopped as `watch` says, Hung, KvblendError HANDLE_UNUSABLE if it cannot be read any more.
+        """
+
     def gather(self, group: int, pieces: Sequence[Piece], watch: Watch) -> Sequence[int | None]:
         """Engine to arena; deltas are ignored. The checksums of what was read, as `scatter` has them."""
 
@@ -161,5 +167,8 @@ class Device(Protocol):
         Raises KvblendError HANDLE_UNUSABLE or HANDLE_OUT_OF_BOUNDS; then nothing stays open.
         """
 
-    def wait(self, event: pb.Event, timeout: float) -> None:
-        """Returns when the engine's work is done. Raises KvblendError HANDLE_UNUSABLE or DEADLINE_EXCEEDED."""
+    def opened(self, event: pb.Event) -> AbstractContextManager[Callable[[], bool]]:
+        """Whether an event of the device's own kind is done, asked as often as one likes.
+
+        Entering it and asking raise KvblendError HANDLE_UNUSABLE.
+        """

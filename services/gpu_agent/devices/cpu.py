@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -65,11 +66,11 @@ class CpuDevice:
                 file.close()
             raise
 
-    def wait(self, event: pb.Event, timeout: float) -> None:
-        """The engine's work on shared memory is done when it calls; there is nothing to wait for."""
-        del timeout
-        if event.kind not in (pb.EVENT_KIND_UNSPECIFIED, pb.EVENT_KIND_COMPLETE):
-            raise KvblendError("HANDLE_UNUSABLE", "a CUDA event needs the cuda device; this agent runs the cpu device")
+    def opened(self, event: pb.Event) -> AbstractContextManager[Callable[[], bool]]:
+        raise KvblendError(
+            "HANDLE_UNUSABLE",
+            f"{pb.EventKind.Name(event.kind)} needs the cuda device; this agent runs the cpu device",
+        )
 
 
 class CpuKvMemory:
@@ -123,6 +124,10 @@ class CpuKvMemory:
 
     def set_semaphores(self, steps: Steps) -> None:
         self._semaphores[steps.first : steps.first + steps.count] = steps.value
+
+    def semaphore(self, index: int, watch: Watch) -> int:
+        del watch
+        return int(self._semaphores[index])
 
     def _scattering(self, transfer: Transfer) -> Callable[[range, Watch], None]:
         """What writes some of the layers."""

@@ -1,7 +1,7 @@
 """The cuda device: engines' memory is opened by IPC handles or descriptors, copies run on lanes of the GPU's own."""
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
@@ -16,12 +16,13 @@ from services.gpu_agent.devices.cuda.ipc import OpenedHandles, unusable
 from services.gpu_agent.devices.cuda.kernels import start
 from services.gpu_agent.devices.cuda.lane import Lane
 from services.gpu_agent.devices.cuda.memory import DTYPES, CudaKvMemory
+from services.gpu_agent.devices.cuda.words import WordReader
 from services.gpu_agent.layouts import Layout
 
 _log = get_logger("cuda")
 
-# Between two looks at an engine's event.
-_LOOK_SECONDS = 50e-6
+# A GPU that needs longer for one word hangs.
+_WORD_SECONDS = 1.0
 
 
 class NoGpuError(Exception):
@@ -44,6 +45,7 @@ class CudaDevice:
             self._gpu = Gpu(ordinal)
             free, _ = self._gpu.driver.memory()
             self.host = HostMemory(self._gpu.driver)
+            self._words = WordReader(self._gpu, _WORD_SECONDS)
             self.inbound, self.outbound = (
                 Lane(self._gpu, self.host, slot_bytes, hang_seconds, inbound) for inbound in (True, False)
             )
@@ -72,27 +74,26 @@ class CudaDevice:
         self._gpu.enter()
         opened = OpenedHandles(self._gpu.driver, self.uuid, handles, semaphores, descriptors)
         try:
-            return CudaKvMemory(self._gpu, start, opened, layout, self.inbound, self.outbound)
+            return CudaKvMemory(self._gpu, start, opened, layout, self.inbound, self.outbound, self._words)
         except BaseException:
             opened.close()
             raise
 
-    def wait(self, event: pb.Event, timeout: float) -> None:
-        """Looks until the event is done. A stream that waits for it could not be freed if it never comes."""
-        if event.kind in (pb.EVENT_KIND_UNSPECIFIED, pb.EVENT_KIND_COMPLETE):
-            return
+    @contextmanager
+    def opened(self, event: pb.Event) -> Iterator[Callable[[], bool]]:
+        """CUDA IPC event handles."""
         if event.kind != pb.EVENT_KIND_CUDA_IPC or len(event.handle) != IPC_HANDLE_BYTES:
             raise unusable("the event is no CUDA IPC event handle")
         self._gpu.enter()
-        until = time.monotonic() + timeout
+        driver = self._gpu.driver
         try:
-            with self._gpu.driver.opened_event(event.handle) as opened:
-                while not self._gpu.driver.event_done(opened):
-                    if time.monotonic() > until:
-                        raise KvblendError("DEADLINE_EXCEEDED", "the engine's event did not come in time")
-                    time.sleep(_LOOK_SECONDS)
+            with driver.opened_event(event.handle) as opened:
+                yield lambda: driver.event_done(opened)
         except CudaError as error:
-            raise unusable(f"the engine's event cannot be opened ({error}); do both share /dev/shm?") from error
+            raise unusable(
+                f"the engine's event cannot be opened ({error}): it needs a /dev/shm that engine and agent share; "
+                "a semaphore does not"
+            ) from error
 
     def close(self) -> None:
         self.host.close()

@@ -11,10 +11,12 @@ from kvblend.v1 import common_pb2 as common
 from services.common.errors import KvblendError
 from services.gpu_agent.devices.base import SEMAPHORE_BYTES, Piece, Steps, Transfer, Watch
 from services.gpu_agent.devices.cuda.batches import Batches, Packed
+from services.gpu_agent.devices.cuda.driver import CudaError
 from services.gpu_agent.devices.cuda.gpu import Gpu
-from services.gpu_agent.devices.cuda.ipc import OpenedHandles
+from services.gpu_agent.devices.cuda.ipc import OpenedHandles, unusable
 from services.gpu_agent.devices.cuda.lane import MAX_PAIRS, Lane, Launch, Move, Signal
 from services.gpu_agent.devices.cuda.planes import Constants, constants, plane_table
+from services.gpu_agent.devices.cuda.words import WordReader
 from services.gpu_agent.layouts import Layout
 from services.gpu_agent.rope import RopeSpec
 
@@ -38,7 +40,14 @@ class CudaKvMemory:
     """Closes `opened` with itself."""
 
     def __init__(
-        self, gpu: Gpu, start: Start, opened: OpenedHandles, layout: Layout, inbound: Lane, outbound: Lane
+        self,
+        gpu: Gpu,
+        start: Start,
+        opened: OpenedHandles,
+        layout: Layout,
+        inbound: Lane,
+        outbound: Lane,
+        words: WordReader,
     ) -> None:
         self.layout = layout
         self.semaphores = opened.semaphores
@@ -49,6 +58,7 @@ class CudaKvMemory:
         self._opened = opened
         self._inbound = inbound
         self._outbound = outbound
+        self._words = words
         self._dtype = DTYPES[layout.dtype]
         self._tables = [plane_table(layout, group, opened.starts) for group in range(len(layout.groups))]
         self._gpu_tables = [gpu.upload(torch.from_numpy(table)) for table in self._tables]
@@ -96,6 +106,13 @@ class CudaKvMemory:
         until = time.monotonic() + _SIGNAL_SECONDS
         while not self._gpu.signals.query() and time.monotonic() < until:
             time.sleep(_LOOK_SECONDS)
+
+    def semaphore(self, index: int, watch: Watch) -> int:
+        self._gpu.enter()
+        try:
+            return self._words.read(self._semaphores + index * SEMAPHORE_BYTES, watch)
+        except (CudaError, RuntimeError) as error:
+            raise unusable(f"the engine's semaphore cannot be read: {error}") from error
 
     def _constants(self, group: int, rope: RopeSpec) -> Constants:
         return constants(self.layout, group, rope, self._tables[group])
