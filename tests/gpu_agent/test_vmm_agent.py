@@ -55,16 +55,12 @@ class MemfdDevice(FakeDevice):
         self.gpu.engine_memory = [
             (start, start + handle.bytes) for start, handle in zip(opened.starts, handles, strict=True)
         ]
-        gpu: Any = self.gpu
-        return CudaKvMemory(gpu, self.start, opened, layout, self.inbound, self.outbound)
+        return self.kv_memory(opened, layout)
 
     def adopt(self, memory: Any) -> None:
         pass
 
     release = adopt
-
-    def wait(self, *arguments: Any) -> None:
-        pass
 
 
 @contextmanager
