@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,26 +16,39 @@ from benchmarks.common.screen import Screen
 from benchmarks.gpu.arena import BenchArena
 from benchmarks.gpu.ceilings import link
 from benchmarks.gpu.engine import parse_handles
-from benchmarks.gpu.shapes import BLOCK_TOKENS, CHUNK_BYTES, CHUNK_TOKENS, LAYERS, block_table, kv_shape, model_space
+from benchmarks.gpu.shapes import (
+    BLOCK_TOKENS,
+    CHUNK_BYTES,
+    CHUNK_TOKENS,
+    LAYERS,
+    SHIFT,
+    STAGING_BYTES,
+    TRANSFERS,
+    block_table,
+    kv_shape,
+    model_space,
+)
 from kvblend.layouts import build_layout
 from kvblend.v1 import common_pb2 as common
 from services.gpu_agent.devices.base import KvMemory, Piece, Steps, Transfer
 from services.gpu_agent.devices.cuda.device import CudaDevice
 from services.gpu_agent.devices.cuda.driver import Driver
-from services.gpu_agent.devices.cuda.lane import Lane
 from services.gpu_agent.layouts import check_layout
 from services.gpu_agent.rope import RopeSpec, rope_spec
 
-_SIZES = (1, 8, 32, 128)
-_SHIFT = 12_345
-_STAGING = 32 << 20
 # (what, by how many positions K is moved, with checksums): every store has them, of retrieves a sample.
 _WAYS = (
     ("retrieve", 0, False),
-    ("retrieve shifted", _SHIFT, False),
-    ("retrieve verified", _SHIFT, True),
+    ("retrieve shifted", SHIFT, False),
+    ("retrieve verified", SHIFT, True),
     ("store", 0, True),
 )
+
+
+class Clocked(Protocol):
+    """Knows how long its latest transfer took, from the first byte to the last, by the GPU's clock: a lane does."""
+
+    device_seconds: float
 
 
 @dataclass(frozen=True)
@@ -93,7 +106,7 @@ def _slots(arrangement: str, chunks: int) -> np.ndarray[Any, np.dtype[np.int64]]
     return (blocks[:, None] * BLOCK_TOKENS + np.arange(BLOCK_TOKENS)).ravel()
 
 
-def timed(work: Callable[[], None], lane: Lane, nbytes: int, chunks: int, times: int) -> dict[str, float]:
+def timed(work: Callable[[], None], lane: Clocked, nbytes: int, chunks: int, times: int) -> dict[str, float]:
     work()
     device, wall, cpu = [], [], []
     for _ in range(times):
@@ -111,12 +124,12 @@ def timed(work: Callable[[], None], lane: Lane, nbytes: int, chunks: int, times:
 
 
 def run(quick: bool, screen: Screen) -> dict[str, Any]:
-    sizes = _SIZES[:2] if quick else _SIZES
-    device = CudaDevice("", _STAGING, 30.0)
+    sizes = TRANSFERS[:2] if quick else TRANSFERS
+    device = CudaDevice("", STAGING_BYTES, 30.0)
     driver = Driver(0)
     rows: list[dict[str, Any]] = []
     links: list[dict[str, float]] = []
-    figures: dict[str, Any] = {"chunks": sizes[-1], "chunk_bytes": CHUNK_BYTES, "staging_bytes": _STAGING}
+    figures: dict[str, Any] = {"chunks": sizes[-1], "chunk_bytes": CHUNK_BYTES, "staging_bytes": STAGING_BYTES}
     for arrangement in ("paged_nhd", "contiguous"):
         with bench(device, arrangement, sizes[-1]) as made:
             for chunks in sizes:
@@ -162,7 +175,7 @@ def _in_steps(
     """Layer by layer, in pieces of so many bytes; K is moved."""
     for chunks, best in zip(sizes, links, strict=True):
         for steps in (LAYERS // 4, LAYERS):
-            pieces = made.pieces(chunks, _SHIFT)
+            pieces = made.pieces(chunks, SHIFT)
             move = lambda: made.retrieve_in_steps(pieces, steps)  # noqa: B023, E731
             found = timed(move, made.device.inbound, chunks * CHUNK_BYTES, chunks, 5)
             fraction = found["gbs"] / best["to_gpu"]
@@ -173,7 +186,7 @@ def _in_steps(
 
 def _both(made: Bench, chunks: int) -> float:
     """A retrieve and a store of as much at the same time, together, by the clock on the wall."""
-    inbound, outbound = made.pieces(2 * chunks, _SHIFT)[:chunks], made.pieces(2 * chunks, 0)[chunks:]
+    inbound, outbound = made.pieces(2 * chunks, SHIFT)[:chunks], made.pieces(2 * chunks, 0)[chunks:]
     found = []
     for _ in range(5):
         begun = time.perf_counter()
@@ -187,14 +200,14 @@ def _both(made: Bench, chunks: int) -> float:
 
 def _halves(made: Bench, chunks: int) -> dict[str, float]:
     """Only the first half of each chunk's tokens is wanted: rows of 256 KiB are copied, not whole objects."""
-    pieces = made.pieces(chunks, _SHIFT, CHUNK_TOKENS // 2)
+    pieces = made.pieces(chunks, SHIFT, CHUNK_TOKENS // 2)
     return timed(lambda: made.retrieve(pieces), made.device.inbound, chunks * CHUNK_BYTES // 2, chunks, 5)
 
 
 def _cold(made: Bench, chunks: int) -> dict[str, float]:
     """From memory that is not registered, through the bounce buffer."""
     plain = [
-        Piece(np.array(piece.block), piece.tokens, 0, piece.slots, piece.delta) for piece in made.pieces(chunks, _SHIFT)
+        Piece(np.array(piece.block), piece.tokens, 0, piece.slots, piece.delta) for piece in made.pieces(chunks, SHIFT)
     ]
     nbytes = chunks * CHUNK_BYTES
     return {

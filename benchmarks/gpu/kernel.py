@@ -7,19 +7,18 @@ import torch
 from benchmarks.common.screen import Screen
 from benchmarks.gpu.ceilings import device_copy, random_bytes, seconds
 from benchmarks.gpu.copies import bench
-from benchmarks.gpu.shapes import BLOCK_TOKENS, CHUNK_BYTES, CHUNK_TOKENS, HEADS, LAYERS, SIZE, block_table
+from benchmarks.gpu.shapes import BLOCK_TOKENS, CHUNK_BYTES, CHUNK_TOKENS, HEADS, LAYERS, SHIFT, SIZE, block_table
 from services.gpu_agent.devices.cuda.batches import pack, table_bytes
 from services.gpu_agent.devices.cuda.device import CudaDevice
 from services.gpu_agent.devices.cuda.lane import MAX_PAIRS
 from services.gpu_agent.devices.cuda.memory import CudaKvMemory
 
 _CHUNKS = 16
-_SHIFT = 12_345
 # (what, by how many positions K is moved, with checksums)
 _WAYS = (
     ("scatter", 0, False),
-    ("scatter and rotate", _SHIFT, False),
-    ("scatter, rotate and verify", _SHIFT, True),
+    ("scatter and rotate", SHIFT, False),
+    ("scatter, rotate and verify", SHIFT, True),
     ("gather", 0, True),
 )
 

@@ -12,6 +12,10 @@ BLOCK_TOKENS = 16
 SEMAPHORES = LAYERS
 CHUNK_BYTES = LAYERS * 2 * CHUNK_TOKENS * HEADS * SIZE * 2
 DTYPE = common.DTYPE_BFLOAT16
+# Chunks of a transfer; by how many positions K is moved; bytes of a staging slot.
+TRANSFERS = (1, 8, 32, 128)
+SHIFT = 12_345
+STAGING_BYTES = 32 << 20
 
 
 def kv_shape(arrangement: str, chunks: int) -> KvShape:

@@ -9,10 +9,11 @@ from benchmarks.common.targets import Row, Target, at_least, at_most, entry, one
 _BOUNDS = {8: 0.95, 32: 0.98, 128: 0.98}
 _STEPS = 0.80
 _RPC_MS = 1.5
+_FREE_SECONDS = 0.5
 
 
 def targets(sections: dict[str, Row], _facts: Row) -> list[Row]:
-    return [entry(target, sections) for target in (*_link(), *_steps(), *_kernels(), *_calls())]
+    return [entry(target, sections) for target in (*_link(), *_steps(), *_kernels(), *_calls(), _life())]
 
 
 def _link() -> Iterator[Target]:
@@ -59,3 +60,9 @@ def _added(sections: dict[str, Row], what: str) -> Any:
     copied = one(sections["copies"]["rows"], chunks=8, what=what, arrangement="paged_nhd")
     called = one(sections["calls"]["rows"], chunks=8)
     return called[f"{what}_ms"] - 8 * sections["copies"]["chunk_bytes"] / copied["gbs"] / 1e6
+
+
+def _life() -> Target:
+    return at_most(
+        "the memory of a killed engine is free, worst, s", _FREE_SECONDS, lambda sections: sections["life"]["worst_s"]
+    )

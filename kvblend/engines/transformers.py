@@ -4,13 +4,18 @@
     engine.precompute(document, "guide.md", context=prefix)
     answer = engine.answer(prompt, max_new_tokens=64, question_tokens=20)
 
+    engine = TransformersEngine.embedded(model, folder, store, max_tokens=4096)   # with an agent of its own
+
 One engine is one buffer and one request at a time; it is not thread-safe. Trouble with the cache is never an
 exception: what could not be reused is computed, and `Answer.lookup` says why.
 """
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +23,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from kvblend.blend import ByInfluence, Prefill, Rows, Selector, Source, Sources, blended_prefill
+from kvblend.child_agent import ChildAgent
 from kvblend.client import KvblendClient
 from kvblend.engines.answer import Answer
 from kvblend.engines.cache import EngineCache
@@ -39,7 +45,7 @@ class TransformersEngine:
 
     `max_tokens`: slots of the KV buffer, for a prompt and its answer together. `chunk_tokens`: 0 takes the
     store's default. `numerics` sets a numerically different build apart from others. The engine does not own
-    the client.
+    the client. `agent`: the one that `embedded` keeps running, None without.
 
     Raises:
         ValueError: a model whose forward pass this engine does not know, or a buffer of no use to it.
@@ -60,6 +66,8 @@ class TransformersEngine:
         transfer_seconds: float = 10.0,
     ) -> None:
         check_supported(model, max_tokens)
+        self.agent: ChildAgent | None = None
+        self._owned = ExitStack()
         self._model = model.eval()
         self._client = client
         self._transfer_seconds = transfer_seconds
@@ -73,6 +81,38 @@ class TransformersEngine:
         self._cache = EngineCache(client, self._memory, lookup_seconds, transfer_seconds)
         self._memory.register()
 
+    @classmethod
+    def embedded(
+        cls,
+        model: LlamaForCausalLM,
+        folder: Path | str,
+        store: str,
+        *,
+        token: str | None = None,
+        agent_settings: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> Self:
+        """An engine with an agent as its child, or with the one that another engine of this container has started.
+
+        Agent and client end with the engine. Until the agent is up, seconds after its start, nothing is reused.
+
+        Args:
+            folder: for the agent's socket, as `ChildAgent` has it.
+            store: the store's gRPC target.
+            agent_settings: further settings of the agent by name.
+            options: the constructor's.
+
+        Raises:
+            ValueError, OSError: as the constructor and `ChildAgent` do.
+        """
+        with ExitStack() as owned:
+            agent = owned.enter_context(ChildAgent(folder, store, device="cpu", settings=agent_settings))
+            client = KvblendClient(agent.target, f"transformers-{uuid.uuid4().hex}", token)
+            owned.callback(client.close)
+            engine = cls(model, client, **options)
+            engine.agent, engine._owned = agent, owned.pop_all()
+        return engine
+
     @property
     def max_tokens(self) -> int:
         return self._memory.slots
@@ -81,6 +121,7 @@ class TransformersEngine:
         """Takes the buffer back from the agent and frees it. Stored text stays. Idempotent."""
         self._client.unregister_kv_cache(timeout=self._transfer_seconds)
         self._memory.close()
+        self._owned.close()
 
     def precompute(
         self,

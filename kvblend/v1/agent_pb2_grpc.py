@@ -129,7 +129,8 @@ class AgentServiceServicer(object):
     """
 
     def EngineSession(self, request_iterator, context):
-        """An engine's session: its mappings close at once when its process is gone.
+        """An engine's session: its mappings close at once when its process is gone. It is opened before the registration, or
+        soon after: without one a registration ends by itself.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -4,11 +4,13 @@ import gc
 import os
 import secrets
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from importlib import metadata
+from typing import NoReturn
 
 from kvblend.v1 import common_pb2 as pb
 from services.common.config import ServiceSettings
@@ -22,6 +24,9 @@ _log = get_logger("lifecycle")
 # Calls make thousands of objects that live as long as the call, and reference counts free them: the collector, which
 # looks for cycles alone, would go through them several times a call.
 _COLLECTOR = (50_000, 20, 50)
+
+# Between two looks at what else than a signal ends a service, in seconds.
+_LOOK_SECONDS = 0.2
 
 Build = Callable[[ExitStack], GrpcServer]
 
@@ -48,7 +53,8 @@ def run_service(settings: ServiceSettings, build: Build) -> None:
     """Runs a service until SIGTERM or SIGINT.
 
     `build` makes the components in start order, entering each into the stack, and returns the
-    server; the stack closes them in reverse order after the last call has ended.
+    server; the stack closes them in reverse order after the last call has ended. A server that failed (`fail`) ends
+    the process with status 1 instead, without them: what they hold goes with the process.
     """
     configure_logs(settings.service, settings.log_level, settings.log_json)
     gc.set_threshold(*_COLLECTOR)
@@ -60,7 +66,9 @@ def run_service(settings: ServiceSettings, build: Build) -> None:
         server = build(stack)
         serve_metrics(settings.metrics_port)
         server.start()
-        while not stopping.wait(1.0):
+        while not stopping.wait(_LOOK_SECONDS):
+            if server.failure:
+                _crash(server, settings.grace_seconds)
             if _is_orphan():
                 _log.warning("supervisor is gone, stopping")
                 break
@@ -69,6 +77,16 @@ def run_service(settings: ServiceSettings, build: Build) -> None:
         time.sleep(settings.drain_seconds)
         server.stop(settings.grace_seconds)
     _log.info("stopped")
+
+
+def _crash(server: GrpcServer, grace_seconds: float) -> NoReturn:
+    """Answers what is in flight, then ends at once."""
+    _log.error("of no use any more: ending, to be started again", detail=server.failure)
+    server.set_ready(False)
+    server.stop(grace_seconds)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(1)
 
 
 def _is_orphan() -> bool:

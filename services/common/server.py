@@ -162,6 +162,8 @@ class GrpcServer:
         starts_ready: bool = True,
     ) -> None:
         self.latencies = Latencies()
+        # Why this process is of no use any more, if that is so.
+        self.failure = ""
         self._calls = _Calls(self.latencies)
         self._settings = settings
         self._starts_ready = starts_ready
@@ -197,6 +199,10 @@ class GrpcServer:
         self.health.set("liveness", health_pb2.HealthCheckResponse.SERVING)
         if ready:
             _log.info("ready", listen=self._settings.listen)
+
+    def fail(self, why: str) -> None:
+        """This process is of no use any more: `run_service` ends it, and its supervisor starts the next."""
+        self.failure = self.failure or why
 
     def start(self) -> None:
         self.grpc.start()

@@ -20,6 +20,8 @@ _log = get_logger("instances")
 _MAX_ID_BYTES = 128
 # Copies of a vanished engine stop at the next layer.
 _GONE_SECONDS = 10.0
+# An engine that has opened no session stream so long after its registration has died in between.
+_SESSION_SECONDS = 30.0
 
 
 @dataclass(eq=False)
@@ -132,10 +134,11 @@ class Instances:
     ) -> Instance:
         """Opens the new mapping, then closes the one it replaces. Raises KvblendError; then nothing has changed.
 
-        `left` tells the call's remaining seconds.
+        `left` tells the call's remaining seconds. The engine's session stream must be open, or follow soon.
         """
         if not 0 < len(request.instance_id.encode()) <= _MAX_ID_BYTES:
             raise KvblendError("INVALID_ARGUMENT", f"instance_id needs 1 to {_MAX_ID_BYTES} bytes")
+        had_stream = self._has_stream(request.instance_id, owner)
         layout = check_layout(request.layout, request.handles, request.model_space, request.rank)
         facts = register_space(request.model_space)
         if not self._registering.acquire(timeout=left()):
@@ -158,8 +161,7 @@ class Instances:
                 handles=[handle.handle for handle in request.handles],
             )
             instance.rope_proven = old is not None and instance.continues(old) and old.rope_proven
-            with self._lock:
-                self._instances[instance.instance_id] = instance
+            self._enter(instance, had_stream)
         finally:
             self._registering.release()
         if old is not None:
@@ -167,6 +169,38 @@ class Instances:
             if (old.facts.model_space_id, old.rank) != (facts.model_space_id, instance.rank):
                 self._on_end(instance.instance_id, instance.owner)
         return instance
+
+    def _enter(self, instance: Instance, had_stream: bool) -> None:
+        """From now on it can be used, and is closed when its engine's last stream ends.
+
+        An engine that had one and lost it while it registered is gone: nobody would ever close its mappings.
+        """
+        with self._lock:
+            has_stream = (instance.instance_id, instance.owner) in self._streams
+            if has_stream or not had_stream:
+                self._instances[instance.instance_id] = instance
+        if has_stream:
+            return
+        if had_stream:
+            instance.memory.close()
+            raise KvblendError("UNKNOWN_INSTANCE", "the engine's session ended while it registered")
+        timer = threading.Timer(_SESSION_SECONDS, self._end_without_stream, [instance])
+        timer.daemon = True
+        timer.start()
+
+    def _has_stream(self, instance_id: str, owner: str) -> bool:
+        with self._lock:
+            return (instance_id, owner) in self._streams
+
+    def _end_without_stream(self, instance: Instance) -> None:
+        with self._lock:
+            held = (instance.instance_id, instance.owner) in self._streams
+            if held or self._instances.get(instance.instance_id) is not instance:
+                return
+            del self._instances[instance.instance_id]
+        _log.info("the engine has opened no session", instance=instance.instance_id)
+        instance.close(_GONE_SECONDS, engine_gone=True)
+        self._on_end(instance.instance_id, instance.owner)
 
     def _open(self, request: pb.RegisterKvCacheRequest, layout: Layout, ropes: list[RopeSpec]) -> KvMemory:
         semaphores = request.semaphores if request.HasField("semaphores") else None
@@ -231,5 +265,8 @@ class Instances:
         instance.close(_GONE_SECONDS, engine_gone=True)
 
     def close(self) -> None:
-        for instance in self.all():
+        with self._lock:
+            instances = list(self._instances.values())
+            self._instances.clear()
+        for instance in instances:
             instance.close(_GONE_SECONDS, engine_gone=True)

@@ -11,8 +11,9 @@ from services.common.errors import KvblendError
 from services.gpu_agent.call import Call
 from services.gpu_agent.devices.base import Bytes, Device, Hung, Piece, Stopped
 from services.gpu_agent.instances import Instance
+from services.gpu_agent.layouts import GroupShape
 from services.gpu_agent.order import wait_for_engine
-from services.gpu_agent.rope import check_ropes, prove
+from services.gpu_agent.rope import RopeSpec, check_ropes, prove
 from services.gpu_agent.slots import SlotTable
 
 _CHECKSUM_BYTES = 8
@@ -67,9 +68,28 @@ def prove_rope(instance: Instance, request: pb.RegisterRopeRequest) -> float:
         raise KvblendError("INVALID_ARGUMENT", f"{len(request.proofs)} proofs for {len(instance.ropes)} layer groups")
     dtype: common.Dtype = instance.layout.dtype
     errors = [
-        prove(proof, rope, shape, dtype)
+        _prove_group(proof, rope, shape, dtype)
         for proof, rope, shape in zip(request.proofs, instance.ropes, instance.layout.groups, strict=True)
         if rope.relative
     ]
     instance.rope_proven = True
     return max(errors, default=0.0)
+
+
+def _prove_group(proof: pb.RopeProof, rope: RopeSpec, shape: GroupShape, dtype: common.Dtype) -> float:
+    error = prove(proof, rope, shape, dtype)
+    if not _may_be(proof.key_a + proof.key_b, dtype):
+        raise KvblendError("ROPE_MISMATCH", f"the proof's K is not of {common.Dtype.Name(dtype)}, as was declared")
+    return error
+
+
+def _may_be(keys: bytes, dtype: common.Dtype) -> bool:
+    """Whether f32 values come from this dtype. Two of them have the same size: no layout tells them apart."""
+    in_bfloat16 = not (np.frombuffer(keys, "<u4") & 0xFFFF).any()
+    if dtype == common.DTYPE_BFLOAT16:
+        return in_bfloat16
+    if dtype == common.DTYPE_FLOAT16:
+        values = np.frombuffer(keys, "<f4")
+        with np.errstate(over="ignore"):
+            return not in_bfloat16 and bool((values.astype(np.float16) == values).all())
+    return True

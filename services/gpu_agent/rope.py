@@ -2,6 +2,11 @@
 
 K made at position p and rotated by q - p is K made at q, as rotary embeddings are relative. A factor that
 the engine's table puts on cos and sin is in the stored K already and is not applied again.
+
+fp8 K is rotated as the number that its bits are, without its scale. A scale of the whole tensor or of a head is one
+factor for both elements of every pair, and a rotation is linear: it commutes. It is the model's, not a token's: the
+model space carries its digest. A scale for each block of elements would not commute, and one that is kept beside each
+token would have to travel with it: the contract has no dtype and no plane for either, so they are refused.
 """
 
 from collections.abc import Sequence
@@ -18,7 +23,14 @@ from services.gpu_agent.layouts import GroupShape
 # Largest difference over the largest magnitude that an engine's own arithmetic explains: rounding of K, cos, sin and
 # their products in the KV dtype at two positions (measured: 1.7e-4, 1.3e-3, 1.1e-2). A wrong frequency, style or
 # width differs by about 1.
-_TOLERANCE = {common.DTYPE_FLOAT32: 1e-3, common.DTYPE_FLOAT16: 4e-3, common.DTYPE_BFLOAT16: 1.5e-2}
+_TOLERANCE = {
+    common.DTYPE_FLOAT32: 1e-3,
+    common.DTYPE_FLOAT16: 4e-3,
+    common.DTYPE_BFLOAT16: 1.5e-2,
+    # A proof has K before it is quantised, as bf16 arithmetic makes it at worst.
+    common.DTYPE_FLOAT8_E4M3: 1.5e-2,
+    common.DTYPE_FLOAT8_E5M2: 1.5e-2,
+}
 # Engines compute angles in f32: half a unit in the last place at each of the two positions.
 _ANGLE_ROUNDING = 2.0**-23
 # Two positions must be this far apart, so that every fast pair turns.

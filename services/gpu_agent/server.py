@@ -22,7 +22,12 @@ from services.gpu_agent.totals import Totals
 
 def build_server(settings: AgentSettings, stack: ExitStack) -> GrpcServer:
     """The agent, with everything but its server started; the stack stops it in reverse order."""
-    device = make_device(settings, stack)
+
+    def lost(why: str) -> None:
+        server.fail(why)
+
+    # Before the server, as nobody should connect while it takes its time.
+    device = make_device(settings, stack, lost)
     server = GrpcServer(settings, [agent_pb2.DESCRIPTOR.services_by_name["AgentService"].full_name])
     client = StoreClient(settings.store, settings.store_token, server.latencies)
     link = StoreLink(client, device, settings.name, settings.arena_dir, settings.heartbeat_seconds)

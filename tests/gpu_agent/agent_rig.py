@@ -72,13 +72,7 @@ class Rig:
 
     def prove_rope(self) -> None:
         rope = self.space.groups[0].rope
-        key = torch.randn(self.engine.shape.heads, self.engine.shape.head_size)
-        moved = rotate_slowly(key, rope, 1000)
-        proof = pb.RopeProof(
-            position_b=1000,
-            key_a=key.numpy().astype("<f4").tobytes(),
-            key_b=moved.numpy().astype("<f4").tobytes(),
-        )
+        proof = rope_proof(self.engine, rope)
         self.call("RegisterRope", pb.RegisterRopeRequest(instance_id=INSTANCE, ropes=[rope], proofs=[proof]))
 
     def store(self, text: list[int], slots: pb.SlotMap, **changes: Any) -> pb.StoreKvResponse:
@@ -134,6 +128,14 @@ class Rig:
     def close(self) -> None:
         self.channel.close()
         self.engine.close()
+
+
+def rope_proof(engine: EngineMemory, rope: common.Rope) -> pb.RopeProof:
+    """K of the engine's dtype at two positions."""
+    key = engine.rounded(torch.randn(engine.shape.heads, engine.shape.head_size))
+    moved = engine.rounded(rotate_slowly(key, rope, 1000))
+    keys = (of.float().numpy().astype("<f4").tobytes() for of in (key, moved))
+    return pb.RopeProof(position_b=1000, key_a=next(keys), key_b=next(keys))
 
 
 def encode(values: list[int]) -> bytes:

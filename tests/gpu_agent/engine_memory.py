@@ -1,5 +1,6 @@
 """An engine's KV memory for tests, read and written by plain indexing that knows nothing of strides."""
 
+from collections.abc import Iterator
 from math import prod
 from pathlib import Path
 
@@ -14,8 +15,11 @@ DTYPES = {
     common.DTYPE_FLOAT32: torch.float32,
     common.DTYPE_FLOAT16: torch.float16,
     common.DTYPE_BFLOAT16: torch.bfloat16,
+    common.DTYPE_FLOAT8_E4M3: torch.float8_e4m3fn,
+    common.DTYPE_FLOAT8_E5M2: torch.float8_e5m2,
 }
-BITS = {4: torch.int32, 2: torch.int16}
+FP8 = (common.DTYPE_FLOAT8_E4M3, common.DTYPE_FLOAT8_E5M2)
+BITS = {4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 
 class EngineMemory:
@@ -29,7 +33,7 @@ class EngineMemory:
         self.buffers = [SharedBuffer(prod(dims) * self.dtype.itemsize, directory) for dims in self.shapes]
         generator = torch.Generator().manual_seed(seed)
         for tensor in self._tensors():
-            tensor.copy_(torch.randn(tensor.shape, generator=generator).to(self.dtype))
+            tensor.copy_(arbitrary(tensor.numel(), self.dtype, generator).view(tensor.shape))
 
     def _tensors(self) -> list[torch.Tensor]:
         return [
@@ -76,16 +80,24 @@ class EngineMemory:
         """[layers, 2, tokens, heads, size], a copy."""
         return torch.stack(
             [
-                torch.stack([torch.stack([self.token(layer, kind, slot) for slot in slots]) for kind in (0, 1)])
+                torch.stack([torch.stack([self._bits(layer, kind, slot) for slot in slots]) for kind in (0, 1)])
                 for layer in range(self.shape.layers)
             ]
-        )
+        ).view(self.dtype)
 
     def write(self, slots: list[int], values: torch.Tensor) -> None:
+        bits = values.view(BITS[self.dtype.itemsize])
         for layer in range(self.shape.layers):
             for kind in (0, 1):
                 for index, slot in enumerate(slots):
-                    self.token(layer, kind, slot).copy_(values[layer, kind, index])
+                    self._bits(layer, kind, slot).copy_(bits[layer, kind, index])
+
+    def _bits(self, layer: int, kind: int, slot: int) -> torch.Tensor:
+        return self.token(layer, kind, slot).view(BITS[self.dtype.itemsize])
+
+    def rounded(self, keys: torch.Tensor) -> torch.Tensor:
+        """To the engine's dtype; what is smaller than that of its arithmetic is rounded elsewhere."""
+        return keys.to(self.dtype) if self.dtype.itemsize > 1 else keys
 
     def snapshot(self) -> list[bytes]:
         return [bytes(buffer.array) for buffer in self.buffers]
@@ -93,6 +105,17 @@ class EngineMemory:
     def close(self) -> None:
         for buffer in self.buffers:
             buffer.close()
+
+
+def arbitrary(count: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    """[count] values on the generator's device; of fp8 every finite one, and many so large that a pair saturates."""
+    device = generator.device
+    if dtype.itemsize > 1:
+        return torch.randn(count, generator=generator, device=device).to(dtype)
+    bits, large = torch.randint(0, 256, (2, count), generator=generator, device=device, dtype=torch.uint8)
+    bits = torch.where(large < 64, bits | 0x70, bits)
+    bits[~bits.view(dtype).float().isfinite()] = 0
+    return bits.view(dtype)
 
 
 def same_bits(one: torch.Tensor, two: torch.Tensor) -> bool:
@@ -128,17 +151,31 @@ def make_rope(
 def rotate_slowly(keys: torch.Tensor, rope: common.Rope, delta: int) -> torch.Tensor:
     """K [..., size] moved by `delta` positions, in f64, one pair after the other."""
     out = keys.to(torch.float64).clone()
-    inv_freq = torch.frombuffer(bytearray(rope.inv_freq), dtype=torch.float64).tolist() if rope.inv_freq else []
-    for pair, frequency in enumerate(inv_freq):
-        if rope.style == common.ROPE_STYLE_GPTJ:
-            one, two = rope.rotary_offset + 2 * pair, rope.rotary_offset + 2 * pair + 1
-        else:
-            one, two = rope.rotary_offset + pair, rope.rotary_offset + pair + len(inv_freq)
+    for one, two, frequency in pairs_of(rope):
         angle = torch.tensor(delta * frequency, dtype=torch.float64)
         x, y = keys[..., one].to(torch.float64), keys[..., two].to(torch.float64)
         out[..., one] = x * angle.cos() - y * angle.sin()
         out[..., two] = x * angle.sin() + y * angle.cos()
     return out
+
+
+def pairs_of(rope: common.Rope) -> Iterator[tuple[int, int, float]]:
+    """The two elements of each pair and its frequency."""
+    inv_freq = torch.frombuffer(bytearray(rope.inv_freq), dtype=torch.float64).tolist() if rope.inv_freq else []
+    for pair, frequency in enumerate(inv_freq):
+        if rope.style == common.ROPE_STYLE_GPTJ:
+            yield rope.rotary_offset + 2 * pair, rope.rotary_offset + 2 * pair + 1, frequency
+        else:
+            yield rope.rotary_offset + pair, rope.rotary_offset + pair + len(inv_freq), frequency
+
+
+def lengths(keys: torch.Tensor, rope: common.Rope) -> torch.Tensor:
+    """Of each element of K [..., size] the length of its pair, which a rotation keeps, in f64; 0 without a pair."""
+    found = torch.zeros(keys.shape, dtype=torch.float64)
+    for one, two, _ in pairs_of(rope):
+        length = torch.hypot(keys[..., one].to(torch.float64), keys[..., two].to(torch.float64))
+        found[..., one] = found[..., two] = length
+    return found
 
 
 def rotated_elements(rope: common.Rope) -> slice:

@@ -18,6 +18,7 @@ import torch
 
 from kvblend.v1 import agent_pb2 as pb
 from services.common.checksums import MULTIPLIERS, SHIFTS, STEP
+from services.gpu_agent.devices.cpu import rounded
 from services.gpu_agent.devices.cuda.batches import TILE, Packed
 from services.gpu_agent.devices.cuda.lane import Lane
 from services.gpu_agent.devices.cuda.memory import DTYPES, CudaKvMemory
@@ -232,8 +233,8 @@ def rotated(keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, known: Con
         one = known.rotary_offset + (2 * pair if known.style == GPTJ else pair)
         two = one + (1 if known.style == GPTJ else known.pairs)
         x, y = keys[:, one].float(), keys[:, two].float()
-        moved[:, one] = (x * cos[pair] - y * sin[pair]).to(keys.dtype)
-        moved[:, two] = (y * cos[pair] + x * sin[pair]).to(keys.dtype)
+        moved[:, one] = rounded(x * cos[pair] - y * sin[pair], keys.dtype)
+        moved[:, two] = rounded(y * cos[pair] + x * sin[pair], keys.dtype)
     return moved
 
 

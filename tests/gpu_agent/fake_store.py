@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import numpy as np
 
+from kvblend.layouts import DTYPE_BYTES
 from kvblend.v1 import common_pb2 as common
 from kvblend.v1 import store_pb2 as store
 from kvblend.v1 import store_pb2_grpc
@@ -167,7 +168,7 @@ class FakeStore(store_pb2_grpc.StoreServiceServicer):
         if space is None:
             abort(context, KvblendError("UNKNOWN_MODEL_SPACE", "not registered"))
         group = space.groups[0]
-        width = 4 if space.kv_dtype == common.DTYPE_FLOAT32 else 2
+        width = DTYPE_BYTES[space.kv_dtype]
         token_bytes = group.layers * 2 * group.kv_heads * group.head_size * width
         domain = common.DOMAIN_SEGMENT if request.kind == store.STORE_KIND_DOCUMENT else common.DOMAIN_EXACT
         response = store.ReserveResponse(reservation_id=len(self._reserved) + 1, ttl_ms=1000, epoch=self.epoch)

@@ -1,8 +1,7 @@
 """An engine whose KV tensors are in this process's GPU memory, and an agent with the cuda device."""
 
 import importlib.util
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from math import prod
 from typing import Any
@@ -11,10 +10,9 @@ import pytest
 import torch
 from agent_rig import Rig
 from containers import volume
-from engine_memory import DTYPES, EngineMemory, model_space
-from processes import Stack
+from engine_memory import DTYPES, EngineMemory, arbitrary, model_space
+from processes import AGENT, Stack
 
-from kvblend.client import KvblendClient
 from kvblend.cuda_memory import cuda_handle
 from kvblend.layouts import KvShape, buffer_shapes
 from kvblend.v1 import agent_pb2 as pb
@@ -30,30 +28,30 @@ needs_gpu = [
 class GpuMemory(EngineMemory):
     """The same buffers in GPU memory."""
 
-    def __init__(self, arrangement: str, shape: KvShape, seed: int = 0) -> None:
+    def __init__(self, arrangement: str, shape: KvShape, seed: int = 0, device: str = "cuda:0") -> None:
         self.arrangement = arrangement
         self.shape = shape
         self.dtype = DTYPES[shape.dtype]
         self.shapes = buffer_shapes(arrangement, shape)
-        generator = torch.Generator("cuda").manual_seed(seed)
-        self.tensors = [
-            torch.randn(prod(dims), generator=generator, device="cuda").to(self.dtype) for dims in self.shapes
-        ]
-        torch.cuda.synchronize()
+        self.device = torch.device(device)
+        generator = torch.Generator(self.device).manual_seed(seed)
+        self.tensors = [arbitrary(prod(dims), self.dtype, generator) for dims in self.shapes]
+        torch.cuda.synchronize(self.device)
 
     def _tensors(self) -> list[torch.Tensor]:
         return [tensor.view(dims) for tensor, dims in zip(self.tensors, self.shapes, strict=True)]
 
     @property
     def handles(self) -> list[pb.DeviceHandle]:
-        return [cuda_handle(tensor.data_ptr(), tensor.nbytes) for tensor in self.tensors]
+        with torch.cuda.device(self.device):
+            return [cuda_handle(tensor.data_ptr(), tensor.nbytes) for tensor in self.tensors]
 
     def read(self, slots: list[int]) -> torch.Tensor:
         return super().read(slots).cpu()
 
     def write(self, slots: list[int], values: torch.Tensor) -> None:
-        super().write(slots, values.cuda())
-        torch.cuda.synchronize()
+        super().write(slots, values.to(self.device))
+        torch.cuda.synchronize(self.device)
 
     def snapshot(self) -> list[bytes]:
         return [tensor.view(torch.uint8).cpu().numpy().tobytes() for tensor in self.tensors]
@@ -65,10 +63,12 @@ class GpuMemory(EngineMemory):
 class GpuRig(Rig):
     """A rig with an arrangement and a rope of its own."""
 
-    def __init__(self, target: str, arrangement: str, shape: KvShape, rope: common.Rope, seed: int) -> None:
+    def __init__(
+        self, target: str, arrangement: str, shape: KvShape, rope: common.Rope, seed: int, device: str = "cuda:0"
+    ) -> None:
         super().__init__(target, shape=KvShape(1, 1, 8, 1, 1, common.DTYPE_FLOAT32))
         self.engine.close()
-        self.engine = GpuMemory(arrangement, shape, seed)
+        self.engine = GpuMemory(arrangement, shape, seed, device)
         self.space = model_space(shape, rope)
 
 
@@ -78,9 +78,10 @@ class GpuStack(Stack):
         """Engines and the agent see the same /dev/shm."""
         return "agent" not in self.contained
 
-    def start_agent(self, name: str = "agent", *more: str) -> None:
-        flags = ["--store", self.target("store"), "--name", name, "--heartbeat-seconds", "0.2", "--device", "cuda"]
-        self.start(name, "services.gpu_agent", *flags, *more)
+    def start_agent(
+        self, name: str = "agent", *more: str, program: str | Sequence[str] = AGENT, **environment: str
+    ) -> None:
+        super().start_agent(name, "--device", "cuda", *more, program=program, **environment)
 
     def gpu_rig(self, arrangement: str, shape: KvShape, rope: common.Rope, seed: int = 0, **changes: Any) -> GpuRig:
         """Registered, its rope proven."""
@@ -88,19 +89,6 @@ class GpuStack(Stack):
         self._rigs.append(rig)
         rig.register(**changes)
         return rig
-
-    def wait_agent(self) -> None:
-        """Until the agent has a session with the store."""
-        client = KvblendClient(self.target("agent"), "waiting")
-        give_up_at = time.monotonic() + 90
-        while not any(ready for _, ready, _ in client.ping().dependencies):
-            assert not self._ended("agent"), (self.directory / "agent.log").read_text()[-3000:]
-            assert time.monotonic() < give_up_at, (self.directory / "agent.log").read_text()[-3000:]
-            time.sleep(0.1)
-        client.close()
-
-    def _ended(self, name: str) -> bool:
-        return self._processes[name].poll() is not None
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
@@ -12,11 +13,13 @@ from agent_rig import Rig
 from containers import CONTAINER, process_in
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from kvblend.client import KvblendClient
 from kvblend.layouts import KvShape
 from kvblend.memory import SHM_DIR
 from kvblend.v1 import store_pb2 as store
 from kvblend.v1 import store_pb2_grpc
 
+AGENT = "services.gpu_agent"
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
@@ -38,12 +41,16 @@ class Stack:
     def target(self, name: str) -> str:
         return f"unix:{self.directory}/{name}.sock"
 
-    def start(self, name: str, module: str, *flags: str) -> None:
+    def start(self, name: str, program: str | Sequence[str], *flags: str, **environment: str) -> None:
+        """`program`: a module, or what follows `python`."""
         container = CONTAINER if name in self.contained else []
-        listen = ["--listen", self.target(name), "--drain-seconds", "0"]
-        command = [*container, sys.executable, "-m", module, *listen, *flags]
-        with (self.directory / f"{name}.log").open("ab") as log:
-            self._processes[name] = subprocess.Popen(command, stdout=log, stderr=log)
+        run = ["-m", program] if isinstance(program, str) else program
+        command = [*container, sys.executable, *run, "--listen", self.target(name), "--drain-seconds", "0", *flags]
+        with self.log(name).open("ab") as log:
+            self._processes[name] = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | environment)
+
+    def log(self, name: str) -> Path:
+        return self.directory / f"{name}.log"
 
     def start_matcher(self) -> None:
         """Returns when it is ready: it may have to compile first."""
@@ -63,9 +70,25 @@ class Stack:
         times = ["--reservation-ttl-seconds", "1", "--session-grace-seconds", "0.5"]
         self.start("store", "services.store", *arena, *times, "--matcher", self.target("matcher"), *more)
 
-    def start_agent(self, name: str = "agent", *more: str) -> None:
+    def start_agent(
+        self, name: str = "agent", *more: str, program: str | Sequence[str] = AGENT, **environment: str
+    ) -> None:
         flags = ["--store", self.target("store"), "--name", name, "--heartbeat-seconds", "0.2"]
-        self.start(name, "services.gpu_agent", *flags, *more)
+        self.start(name, program, *flags, *more, **environment)
+
+    def wait_agent(self, name: str = "agent") -> None:
+        """Until the agent has a session with the store."""
+        client = KvblendClient(self.target(name), "waiting")
+        give_up_at = time.monotonic() + 90
+        while not any(ready for _, ready, _ in client.ping().dependencies):
+            assert self._processes[name].poll() is None, self.log(name).read_text()[-3000:]
+            assert time.monotonic() < give_up_at, self.log(name).read_text()[-3000:]
+            time.sleep(0.1)
+        client.close()
+
+    def wait_end(self, name: str, seconds: float = 30.0) -> int:
+        """Until the process has ended by itself; its status."""
+        return self._processes[name].wait(seconds)
 
     def rig(self, name: str, shape: KvShape, seed: int = 0) -> Rig:
         """An engine that the running agent `name` knows, its rope proven."""

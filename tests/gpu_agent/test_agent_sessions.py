@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from fake_store import FakeStore, session_files
 
 from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import store_pb2 as store
+from services.gpu_agent import instances
 from services.gpu_agent.devices.cpu import CpuKvMemory
 
 TEXT = list(range(40))
@@ -59,6 +61,38 @@ def test_a_vanished_engine_is_forgotten_and_its_requests_end(rig: Rig, how: str)
     rig.wait_for(lambda: len(rig.fake.named("EndRequests")) == 1)
     with pytest.raises(CallFailed, match="UNKNOWN_INSTANCE"):
         rig.lookup(TEXT)
+
+
+def test_an_engine_that_is_killed_while_it_registers_leaves_no_mapping(fake: FakeStore) -> None:
+    asked, go_on = threading.Event(), threading.Event()
+
+    def hold(_: store.RegisterModelSpaceRequest) -> None:
+        asked.set()
+        go_on.wait(10)
+
+    with running_agent(fake, register=False) as rig:
+        rig.wait_ready()
+        stream = EngineStream(rig)
+        fake.before["RegisterModelSpace"] = hold
+        call = rig.stub.RegisterKvCache.future(rig.registration(), timeout=10)
+        assert asked.wait(10)
+        stream.vanish()
+        time.sleep(0.3)
+        go_on.set()
+        call.exception(10)
+        rig.wait_for(lambda: not registered(rig) and not mapped_twice())
+
+
+def test_a_registration_whose_engine_opens_no_session_ends(fake: FakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instances, "_SESSION_SECONDS", 0.3)
+    with running_agent(fake) as rig:
+        rig.wait_for(lambda: not registered(rig) and not mapped_twice())
+        rig.register()
+        stream = EngineStream(rig)
+        time.sleep(0.6)
+        assert registered(rig)
+        stream.close()
+        rig.wait_for(lambda: not registered(rig))
 
 
 def test_case_07_an_engine_that_is_merely_idle_stays(rig: Rig) -> None:

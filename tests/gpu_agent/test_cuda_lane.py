@@ -11,7 +11,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import test_round_trip as round_trip
-from engine_memory import EngineMemory, make_rope, model_space, same_bits
+from engine_memory import DTYPES, EngineMemory, make_rope, model_space, same_bits
 from fake_gpu import FakeDevice, FakeEvent, FakeGpu, FakeStream
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,7 +40,7 @@ def fake_devices(slot_bytes: int) -> Iterator[None]:
 
 
 def row_bytes(case: Case) -> int:
-    return case.heads * case.head_size * (4 if case.dtype == common.DTYPE_FLOAT32 else 2)
+    return case.heads * case.head_size * DTYPES[case.dtype].itemsize
 
 
 @given(cases(), st.integers(1, 60))

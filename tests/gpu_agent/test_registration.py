@@ -85,10 +85,8 @@ def an_odd_allocation(request: pb.RegisterKvCacheRequest) -> None:
     request.handles[0].allocation_offset = 2
 
 
-def fp8(request: pb.RegisterKvCacheRequest) -> None:
-    request.layout.dtype = request.model_space.kv_dtype = common.DTYPE_FLOAT8_E4M3
-    for plane in request.layout.planes:
-        plane.byte_offset = 0
+def an_unknown_dtype(request: pb.RegisterKvCacheRequest) -> None:
+    request.layout.dtype = request.model_space.kv_dtype = max(common.Dtype.values()) + 1
 
 
 @pytest.mark.parametrize(
@@ -109,7 +107,7 @@ def fp8(request: pb.RegisterKvCacheRequest) -> None:
         a_negative_stride,
         an_odd_offset,
         an_odd_allocation,
-        fp8,
+        an_unknown_dtype,
     ],
 )
 def test_case_24_an_unknown_layout_is_refused(rig: Rig, fault: Callable[[pb.RegisterKvCacheRequest], None]) -> None:

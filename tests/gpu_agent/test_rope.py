@@ -39,6 +39,8 @@ DTYPES = {
     torch.float16: common.DTYPE_FLOAT16,
     torch.bfloat16: common.DTYPE_BFLOAT16,
 }
+# What K is quantised to afterwards is not what it is made in.
+CACHES = {**DTYPES, torch.float8_e4m3fn: common.DTYPE_FLOAT8_E4M3, torch.float8_e5m2: common.DTYPE_FLOAT8_E5M2}
 
 
 class Engine:
@@ -74,7 +76,7 @@ class Engine:
 
 def move(keys: torch.Tensor, rope: common.Rope, delta: int) -> torch.Tensor:
     """Through the device, as a retrieve does it."""
-    shape = KvShape.contiguous(1, HEADS, SIZE, 1, DTYPES[keys.dtype])
+    shape = KvShape.contiguous(1, HEADS, SIZE, 1, CACHES[keys.dtype])
     memory = EngineMemory("contiguous", shape)
     layout = check_layout(memory.layout, memory.handles, model_space(shape, rope), common.Rank())
     opened = CpuDevice(Path("/dev/shm"), 1).open(memory.handles, layout)

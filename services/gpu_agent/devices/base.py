@@ -40,10 +40,10 @@ class Stopped(Exception):
 class Hung(Exception):
     """A copy does not end and cannot be stopped."""
 
-    def __init__(self, wait: Callable[[], None]) -> None:
+    def __init__(self, wait: Callable[[], None], text: str = "a copy on the device does not end") -> None:
         """`wait` returns when the copy has ended after all."""
-        super().__init__("a copy on the device does not end")
-        self._wait = wait
+        super().__init__(text)
+        self.wait = wait
 
     def keep(self, held: ExitStack) -> None:
         """Takes over what must not be given back before the copy has ended."""
@@ -51,7 +51,7 @@ class Hung(Exception):
 
         def run() -> None:
             with rest:
-                self._wait()
+                self.wait()
 
         threading.Thread(target=run, name="hung-copy", daemon=True).start()
 

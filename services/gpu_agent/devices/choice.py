@@ -1,14 +1,16 @@
 """Makes the device that the settings name."""
 
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from services.gpu_agent.devices.base import Device
 from services.gpu_agent.devices.cpu import CpuDevice
+from services.gpu_agent.devices.loss import LosableDevice
 from services.gpu_agent.settings import AgentSettings
 
 
-def make_device(settings: AgentSettings, stack: ExitStack) -> Device:
-    """Exits with one line where there is no such device; the stack closes it."""
+def make_device(settings: AgentSettings, stack: ExitStack, lost: Callable[[str], None]) -> Device:
+    """Exits with one line where there is no such device; the stack closes it. `lost` is told why it works no more."""
     if settings.device == "cpu":
         return CpuDevice(settings.shm_dir, settings.copy_threads)
     # Imports Triton, which only machines with a GPU have.
@@ -19,4 +21,4 @@ def make_device(settings: AgentSettings, stack: ExitStack) -> Device:
     except NoGpuError as error:
         raise SystemExit(f"kvblend gpu_agent: device = cuda cannot be used: {error}") from error
     stack.callback(device.close)
-    return device
+    return LosableDevice(device, device.problem, lost)

@@ -23,13 +23,15 @@ _DTYPES: dict[int, torch.dtype] = {
     common.DTYPE_FLOAT32: torch.float32,
     common.DTYPE_FLOAT16: torch.float16,
     common.DTYPE_BFLOAT16: torch.bfloat16,
+    common.DTYPE_FLOAT8_E4M3: torch.float8_e4m3fn,
+    common.DTYPE_FLOAT8_E5M2: torch.float8_e5m2,
 }
 
 _KEY_KINDS = (pb.PLANE_KIND_KEY, pb.PLANE_KIND_LATENT)
 
 
 class CpuDevice:
-    """Shared-memory KV in fp32, fp16 or bf16; fp8 is refused, as K cannot be rotated without its scales."""
+    """KV in shared memory."""
 
     name = "cpu"
 
@@ -52,10 +54,6 @@ class CpuDevice:
         descriptors: Descriptors = NO_DESCRIPTORS,
     ) -> KvMemory:
         del descriptors
-        if layout.dtype not in _DTYPES:
-            raise KvblendError(
-                "LAYOUT_UNKNOWN", f"the cpu device moves fp32, fp16 and bf16, not {common.Dtype.Name(layout.dtype)}"
-            )
         files: list[SharedMemoryFile] = []
         try:
             for handle in (*handles, *([semaphores] if semaphores is not None else [])):
@@ -217,7 +215,7 @@ class _Rotation:
             self._one, self._two = rope.pairs()
 
     def apply(self, keys: torch.Tensor) -> None:
-        """In place on [tokens, heads, size]: fp32 arithmetic, one rounding to the KV dtype."""
+        """In place on [tokens, heads, size]: fp32 arithmetic, one rounding to the KV dtype; fp8 saturates."""
         if not self._active:
             return
         keys = keys[self._first :]
@@ -225,4 +223,13 @@ class _Rotation:
         two = keys[..., self._two].float()
         # Both results before either is written: in fp32 `one` and `two` are views of `keys`.
         moved = one * self._cos - two * self._sin, two * self._cos + one * self._sin
-        keys[..., self._one], keys[..., self._two] = moved
+        keys[..., self._one], keys[..., self._two] = (rounded(part, keys.dtype) for part in moved)
+
+
+def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """f32 in the KV's dtype, to nearest even. fp8 saturates at its largest finite value; NaN stays NaN."""
+    if dtype.itemsize == 1:
+        # What torch makes of more than that differs between its versions.
+        largest = torch.finfo(dtype).max
+        values = values.clamp(-largest, largest)
+    return values.to(dtype)

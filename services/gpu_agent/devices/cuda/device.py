@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from kvblend.v1 import agent_pb2 as pb
-from kvblend.v1 import common_pb2 as common
-from services.common.errors import KvblendError
 from services.common.logs import get_logger
 from services.gpu_agent.descriptors import NO_DESCRIPTORS, Descriptors
 from services.gpu_agent.devices.base import Bytes, KvMemory
@@ -15,7 +13,7 @@ from services.gpu_agent.devices.cuda.host import HostMemory
 from services.gpu_agent.devices.cuda.ipc import OpenedHandles, unusable
 from services.gpu_agent.devices.cuda.kernels import start
 from services.gpu_agent.devices.cuda.lane import Lane
-from services.gpu_agent.devices.cuda.memory import DTYPES, CudaKvMemory
+from services.gpu_agent.devices.cuda.memory import CudaKvMemory, check_dtype
 from services.gpu_agent.devices.cuda.words import WordReader
 from services.gpu_agent.layouts import Layout
 
@@ -54,6 +52,10 @@ class CudaDevice:
         taken = free - self._gpu.driver.memory()[0]
         _log.info("serving a GPU", gpu=self.uuid, staging_mib=taken >> 20)
 
+    def problem(self) -> str:
+        """Why this process can use the GPU no more, whatever it does; empty: it can."""
+        return self._gpu.driver.problem()
+
     def adopt(self, memory: Bytes) -> None:
         self.host.adopt(memory)
 
@@ -67,10 +69,7 @@ class CudaDevice:
         semaphores: pb.DeviceHandle | None = None,
         descriptors: Descriptors = NO_DESCRIPTORS,
     ) -> KvMemory:
-        if layout.dtype not in DTYPES:
-            raise KvblendError(
-                "LAYOUT_UNKNOWN", f"the cuda device moves fp32, fp16 and bf16, not {common.Dtype.Name(layout.dtype)}"
-            )
+        check_dtype(layout.dtype, self._gpu.capability)
         self._gpu.enter()
         opened = OpenedHandles(self._gpu.driver, self.uuid, handles, semaphores, descriptors)
         try:

@@ -102,6 +102,20 @@ class Driver:
         self._call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
         return free.value, total.value
 
+    def problem(self) -> str:
+        """Why the context is of no use any more, whatever is asked of it; empty: it works.
+
+        A context that an illegal address or an uncorrectable error has broken answers every call with that.
+        """
+        try:
+            self.bind()
+            code = self._cuda.cuStreamQuery(ctypes.c_void_p(0))
+            if code != _NOT_READY:
+                _raise_if(self._cuda, "cuStreamQuery", code)
+        except CudaError as error:
+            return str(error)
+        return ""
+
     # Memory of other processes by IPC handles
 
     def open_memory(self, handle: bytes) -> int:

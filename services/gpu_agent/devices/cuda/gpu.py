@@ -14,6 +14,8 @@ class Gpu:
     def __init__(self, ordinal: int) -> None:
         self._device = torch.device("cuda", ordinal)
         torch.cuda.set_device(self._device)
+        # (major, minor) of what it can compute.
+        self.capability: tuple[int, int] = torch.cuda.get_device_capability(self._device)
         self.driver = Driver(ordinal)
         self.to_device = self.driver.to_device
         self.to_host = self.driver.to_host

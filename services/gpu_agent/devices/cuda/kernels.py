@@ -1,7 +1,7 @@
 """The one kernel: tiles of a staging slot to the engine's planes, K rotated on its way, or the other way round.
 
 It reads the tables of batches.py and planes.py. Elements that are not rotated are moved as they are, bit for
-bit; those that are go through one rotation in fp32 and one rounding.
+bit; those that are go through one rotation in fp32 and one rounding (rope.py says why fp8 needs no scale).
 """
 
 from typing import Any
@@ -22,6 +22,9 @@ _GPTJ = tl.constexpr(GPTJ)
 _STEP = tl.constexpr(STEP)
 _MULTIPLIER_1, _MULTIPLIER_2 = map(tl.constexpr, MULTIPLIERS)
 _SHIFT_1, _SHIFT_2, _SHIFT_3 = map(tl.constexpr, SHIFTS)
+_LARGEST_E4M3, _LARGEST_E5M2 = (
+    tl.constexpr(torch.finfo(dtype).max) for dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+)
 _WARPS = 8
 _compiled: dict[tuple[torch.dtype, Constants, bool], Any] = {}
 
@@ -220,9 +223,8 @@ def _rotate_halves(staging, base, inside, outside, live, cos, sin, step, OFFSET:
     mask = live & known[None, :]
     x = tl.load(staging + inside + one, mask=mask, other=0.0).to(tl.float32)
     y = tl.load(staging + inside + two, mask=mask, other=0.0).to(tl.float32)
-    element = staging.dtype.element_ty
-    tl.store(base + outside + one * step, (x * c - y * s).to(element), mask=mask)
-    tl.store(base + outside + two * step, (y * c + x * s).to(element), mask=mask)
+    tl.store(base + outside + one * step, _rounded(x * c - y * s, staging), mask=mask)
+    tl.store(base + outside + two * step, _rounded(y * c + x * s, staging), mask=mask)
 
 
 @triton.jit
@@ -239,4 +241,14 @@ def _rotate_pairs(staging, base, inside, outside, live, cos, sin, step, OFFSET: 
     both = tl.load(staging + inside + OFFSET + part, mask=mask, other=0.0).to(tl.float32)
     x, y = tl.split(tl.reshape(both, [ROWS, WIDTH, 2]))
     moved = tl.interleave(x * c - y * s, y * c + x * s)
-    tl.store(base + outside + (OFFSET + part) * step, moved.to(staging.dtype.element_ty), mask=mask)
+    tl.store(base + outside + (OFFSET + part) * step, _rounded(moved, staging), mask=mask)
+
+
+@triton.jit
+def _rounded(values, staging):
+    """To the KV's dtype, to nearest even. fp8 saturates at its largest finite value; NaN stays NaN."""
+    ELEMENT: tl.constexpr = staging.dtype.element_ty
+    if ELEMENT.primitive_bitwidth == 8:
+        LARGEST: tl.constexpr = _LARGEST_E4M3 if ELEMENT.is_fp8e4nv() else _LARGEST_E5M2
+        values = tl.clamp(values, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
+    return values.to(ELEMENT)

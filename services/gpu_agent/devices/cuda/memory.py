@@ -24,7 +24,11 @@ DTYPES: dict[int, torch.dtype] = {
     common.DTYPE_FLOAT32: torch.float32,
     common.DTYPE_FLOAT16: torch.float16,
     common.DTYPE_BFLOAT16: torch.bfloat16,
+    common.DTYPE_FLOAT8_E4M3: torch.float8_e4m3fn,
+    common.DTYPE_FLOAT8_E5M2: torch.float8_e5m2,
 }
+# Compute capability from which on a GPU converts fp8.
+_FP8_CAPABILITY = (8, 9)
 
 _NO_ROPE = RopeSpec(common.ROPE_STYLE_NONE, 0, np.empty(0, np.float64))
 
@@ -34,6 +38,16 @@ _SIGNAL_SECONDS, _LOOK_SECONDS = 1.0, 50e-6
 
 # kernels.start, or what does the same on a CPU.
 Start = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Packed, tuple[int, int], Constants, bool], None]
+
+
+def check_dtype(dtype: common.Dtype, capability: tuple[int, int]) -> None:
+    """Raises KvblendError LAYOUT_UNKNOWN for KV that a GPU of this compute capability cannot rotate."""
+    if DTYPES[dtype].itemsize == 1 and capability < _FP8_CAPABILITY:
+        needs, has = (".".join(map(str, version)) for version in (_FP8_CAPABILITY, capability))
+        raise KvblendError(
+            "LAYOUT_UNKNOWN",
+            f"{common.Dtype.Name(dtype)} needs a GPU of compute capability {needs}; this one has {has}",
+        )
 
 
 class CudaKvMemory:
@@ -60,8 +74,9 @@ class CudaKvMemory:
         self._outbound = outbound
         self._words = words
         self._dtype = DTYPES[layout.dtype]
-        self._tables = [plane_table(layout, group, opened.starts) for group in range(len(layout.groups))]
-        self._gpu_tables = [gpu.upload(torch.from_numpy(table)) for table in self._tables]
+        # Where each group's planes are, as planes.py says.
+        self.tables = [plane_table(layout, group, opened.starts) for group in range(len(layout.groups))]
+        self._gpu_tables = [gpu.upload(torch.from_numpy(table)) for table in self.tables]
 
     def scatter(self, group: int, pieces: Sequence[Piece], rope: RopeSpec, watch: Watch) -> list[int | None]:
         return self._run(self._inbound, group, pieces, rope, watch)
@@ -115,7 +130,7 @@ class CudaKvMemory:
             raise unusable(f"the engine's semaphore cannot be read: {error}") from error
 
     def _constants(self, group: int, rope: RopeSpec) -> Constants:
-        return constants(self.layout, group, rope, self._tables[group])
+        return constants(self.layout, group, rope, self.tables[group])
 
     def batches(
         self, group: int, rope: RopeSpec, slot_bytes: int, pieces: Sequence[Piece], first_number: int = 0

@@ -20,8 +20,10 @@ KEY_KINDS = (pb.PLANE_KIND_KEY, pb.PLANE_KIND_LATENT)
 NO_ROPE, NEOX, GPTJ = 0, 1, 2
 _STYLES = {common.ROPE_STYLE_NEOX: NEOX, common.ROPE_STYLE_GPTJ: GPTJ}
 
-# What one program moves of a plane. Large enough to hide a load, small enough for many programs.
+# What one program moves of a plane. Large enough to hide a load, small enough for many programs; and no more
+# elements than of a 16-bit dtype, as those that are rotated are fp32 in its registers.
 _TILE_BYTES = 32 << 10
+_TILE_ELEMENTS = _TILE_BYTES // 2
 _WIDEST_LOAD = 16
 
 
@@ -64,7 +66,8 @@ def plane_table(layout: Layout, group: int, starts: Sequence[int]) -> npt.NDArra
 
 def constants(layout: Layout, group: int, rope: RopeSpec, table: npt.NDArray[np.int64]) -> Constants:
     shape = layout.groups[group]
-    rows = max(_TILE_BYTES // (_power(shape.head_size) * shape.item_bytes), _power(shape.heads), 1)
+    elements = min(_TILE_BYTES // shape.item_bytes, _TILE_ELEMENTS)
+    rows = max(elements // _power(shape.head_size), _power(shape.heads), 1)
     return Constants(
         style=_STYLES[rope.style] if rope.rotates else NO_ROPE,
         heads=shape.heads,

@@ -1,23 +1,25 @@
-"""python gpu_engine.py AGENT INSTANCE MIB: an engine with so much GPU memory that registers, says so, and waits.
+"""python -m benchmarks.gpu.light_engine AGENT INSTANCE CHUNKS: an engine with GPU memory for so many chunks.
 
-It speaks to the driver itself, as importing torch would take longer than what is tested.
+It registers, says so, and waits. It speaks to the driver itself: importing torch would take longer than what is
+measured.
 """
 
 import ctypes
 import sys
 import threading
+import time
 
-from engine_memory import make_rope, model_space
-
+from benchmarks.gpu.shapes import kv_shape, model_space
 from kvblend.client import KvblendClient
 from kvblend.cuda_memory import cuda_handle
-from kvblend.layouts import KvShape, buffer_bytes, build_layout
-from kvblend.v1 import common_pb2 as common
+from kvblend.layouts import buffer_bytes, build_layout
 
-ARRANGEMENT = "contiguous"
+_ARRANGEMENT = "contiguous"
+_REGISTER_SECONDS = 60.0
 
 
 def allocate(nbytes: int) -> int:
+    """The address of so much touched memory of the first visible GPU."""
     cuda = ctypes.CDLL("libcuda.so.1")
     device, context, address = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
     assert cuda.cuInit(0) == 0
@@ -30,13 +32,17 @@ def allocate(nbytes: int) -> int:
     return address.value
 
 
-def main(agent: str, instance: str, mib: int) -> None:
-    shape = KvShape.contiguous(4, 8, 128, (mib << 20) // (4 * 2 * 8 * 128 * 2), common.DTYPE_BFLOAT16)
-    (nbytes,) = buffer_bytes(ARRANGEMENT, shape)
+def main(agent: str, instance: str, chunks: int) -> None:
+    shape = kv_shape(_ARRANGEMENT, chunks)
+    (nbytes,) = buffer_bytes(_ARRANGEMENT, shape)
     handle = cuda_handle(allocate(nbytes), nbytes)
     client = KvblendClient(agent, instance)
-    space = model_space(shape, make_rope(common.ROPE_STYLE_NEOX, shape.head_size))
-    result = client.register_kv_cache(space, [handle], build_layout(ARRANGEMENT, shape), timeout=60)
+    layout, until = build_layout(_ARRANGEMENT, shape), time.monotonic() + _REGISTER_SECONDS
+    # The agent may still be waiting for its store.
+    while not (result := client.register_kv_cache(model_space(), [handle], layout, timeout=_REGISTER_SECONDS)):
+        if time.monotonic() > until:
+            break
+        time.sleep(0.1)
     print("registered" if result else f"refused: {result.reason} {result.detail}", flush=True)
     threading.Event().wait()
 
