@@ -19,8 +19,8 @@ from typing import Self
 
 _log = logging.getLogger("kvblend")
 
-# A unix socket's path has at most 107 bytes.
-_MOST_PATH_BYTES = 107
+# A unix socket's path has at most 107 bytes, and there is a second one with ".fds" behind its name.
+_MOST_PATH_BYTES = 103
 _LOOK_SECONDS = 0.2
 _FIRST_PAUSE_SECONDS = 0.2
 _LAST_PAUSE_SECONDS = 5.0

@@ -5,12 +5,15 @@ started before the services, survives their restarts, and its results say why no
 """
 
 import threading
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from kvblend.connection import Connection
+from kvblend.descriptors import Memory, NotSent, sent
 from kvblend.results import (
     ClearResult,
     FormatResult,
@@ -45,6 +48,15 @@ def _failed(reason: str, detail: str) -> dict[str, object]:
     return {"ok": False, "reason": reason, "detail": detail}
 
 
+@dataclass(frozen=True)
+class _KvCache:
+    """A registration; `request` lacks the memories, which are named anew whenever it is sent."""
+
+    request: agent_pb2.RegisterKvCacheRequest
+    handles: Sequence[Memory]
+    semaphores: Memory | None
+
+
 class KvblendClient:
     """Every verb of an agent at `target` (host:port or unix:/path), for one engine instance.
 
@@ -53,8 +65,9 @@ class KvblendClient:
 
     def __init__(self, target: str, instance_id: str, token: str | None = None) -> None:
         self.instance_id = instance_id
+        self._target = target
         self._registering = threading.Lock()
-        self._cache: agent_pb2.RegisterKvCacheRequest | None = None
+        self._cache: _KvCache | None = None
         self._rope: agent_pb2.RegisterRopeRequest | None = None
         # The agent's boot that has these registrations.
         self._registered_at = b""
@@ -75,27 +88,23 @@ class KvblendClient:
     def register_kv_cache(
         self,
         model_space: pb.ModelSpace,
-        handles: Sequence[agent_pb2.DeviceHandle],
+        handles: Sequence[Memory],
         layout: agent_pb2.KvLayout,
         rank: pb.Rank | None = None,
-        semaphores: agent_pb2.DeviceHandle | None = None,
+        semaphores: Memory | None = None,
         timeout: float = 10.0,
     ) -> Result:
         """Tells the agent where this engine's KV lives. Remembered: a restarted agent is told again.
 
-        `semaphores` is memory of u64 for events and for retrieves in steps (cuda_semaphores.py).
+        Memories come from `SharedBuffer.handle` or `cuda_handle`. `semaphores` is memory of u64 for events and for
+        retrieves in steps (cuda_semaphores.py).
         """
         request = agent_pb2.RegisterKvCacheRequest(
-            instance_id=self.instance_id,
-            model_space=model_space,
-            handles=handles,
-            layout=layout,
-            rank=rank,
-            semaphores=semaphores,
+            instance_id=self.instance_id, model_space=model_space, layout=layout, rank=rank
         )
         with self._registering:
-            self._cache, self._rope = request, None
-            return self._send_cache(timeout)
+            self._cache, self._rope = _KvCache(request, handles, semaphores), None
+            return self._send_cache(self._cache, timeout)
 
     def register_rope(
         self, ropes: Sequence[pb.Rope], proofs: Sequence[agent_pb2.RopeProof], timeout: float = 10.0
@@ -136,10 +145,22 @@ class KvblendClient:
         _, reason, detail = self._connection.call(self._stub.UnregisterKvCache, request, timeout, register_again=False)
         return Result(ok=not reason, reason=reason, detail=detail)
 
-    def _send_cache(self, timeout: float) -> Result:
-        response, reason, detail = self._connection.call(
-            self._stub.RegisterKvCache, self._cache, timeout, register_again=False
-        )
+    def _send_cache(self, cache: _KvCache, timeout: float) -> Result:
+        deadline = time.monotonic() + timeout
+        memories = [*cache.handles, *([cache.semaphores] if cache.semaphores is not None else [])]
+        try:
+            with sent(self._target, self.instance_id, memories, timeout) as handles:
+                request = agent_pb2.RegisterKvCacheRequest(
+                    handles=handles[: len(cache.handles)],
+                    semaphores=handles[-1] if cache.semaphores is not None else None,
+                )
+                request.MergeFrom(cache.request)
+                response, reason, detail = self._connection.call(
+                    self._stub.RegisterKvCache, request, max(0.001, deadline - time.monotonic()), register_again=False
+                )
+        except NotSent as error:
+            response, reason, detail = None, error.reason, str(error)
+            self._connection.count(reason, detail)
         self._registered_at = response.boot_id if response is not None else b""
         return Result(ok=not reason, reason=reason, detail=detail)
 
@@ -152,7 +173,7 @@ class KvblendClient:
         with self._registering:
             if self._cache is None or (boot_id and boot_id == self._registered_at):
                 return True
-            if not self._send_cache(5.0):
+            if not self._send_cache(self._cache, 5.0):
                 return False
             return self._rope is None or bool(self._send_rope(5.0))
 

@@ -78,7 +78,7 @@ class Connection:
         if reason in _REGISTER_AGAIN and register_again and self._register(b""):
             response, reason, detail = self._attempt(method, request, max(0.001, deadline - time.monotonic()))
         if reason:
-            self._count(reason, detail)
+            self.count(reason, detail)
         return response, reason, detail
 
     def _attempt(
@@ -92,7 +92,7 @@ class Connection:
             # grpc says so for a closed channel.
             return None, "AGENT_UNAVAILABLE", str(error)
 
-    def _count(self, reason: str, detail: str) -> None:
+    def count(self, reason: str, detail: str) -> None:
         self.failures[reason] += 1
         if time.monotonic() - self._last_log > _LOG_EVERY_SECONDS:
             self._last_log = time.monotonic()
@@ -113,7 +113,7 @@ class Connection:
                     registered = registered or self._register(b"" if reconnected else response.boot_id)
             except grpc.RpcError as error:
                 if not self._closing.is_set():
-                    self._count(*reason_of(error))
+                    self.count(*reason_of(error))
             except ValueError:
                 return
             reconnected = True

@@ -1,6 +1,7 @@
-"""CUDA memory and events that an engine gives its agent, by raw IPC handles; needs the driver, not torch.
+"""CUDA memory and events that an engine gives its agent; needs the driver, not torch.
 
 handles = [cuda_handle(tensor.data_ptr(), tensor.nbytes) for tensor in kv_tensors]
+client.register_kv_cache(space, handles, layout)
 
 wait_for_semaphore(stream.cuda_stream, semaphores.address(semaphore), value)   # in front of a step's first layer
 
@@ -13,40 +14,48 @@ client.store(..., event=cuda_event(done.ipc_handle()))
 
 import ctypes
 import os
-from functools import cache
 from typing import Any
 
+from kvblend.cuda_driver import CudaUnavailable as CudaUnavailable
+from kvblend.cuda_driver import call as _call
+from kvblend.cuda_driver import uuid_at
+from kvblend.cuda_vmm import VmmMemory, vmm_memory
 from kvblend.v1 import agent_pb2 as pb
 
 _HANDLE_BYTES = 64
-_DEVICE_ORDINAL = 9
 _AT_LEAST = 0
 
 
-class CudaUnavailable(RuntimeError):
-    """There is no CUDA driver, or it refused; the text names the call."""
+def cuda_handle(address: int, nbytes: int) -> pb.DeviceHandle | VmmMemory:
+    """`nbytes` bytes of GPU memory at `address`, as `KvblendClient.register_kv_cache` takes them.
 
-
-def cuda_handle(address: int, nbytes: int) -> pb.DeviceHandle:
-    """`nbytes` bytes of GPU memory at `address`, as a registration names them.
-
-    The memory must come from cudaMalloc, as PyTorch's does unless `expandable_segments` is on, and must stay
-    allocated until the engine unregisters. Raises CudaUnavailable.
+    The memory comes from cudaMalloc, as PyTorch's does, or from cuMemCreate, as PyTorch's does with
+    `expandable_segments:True`: then the agent must be at a unix socket, and every physical chunk must have been made
+    exportable as a descriptor, which is so with PyTorch but not in vLLM's sleep mode. It stays allocated, at the same
+    place, until the engine unregisters. Raises CudaUnavailable, with the setting to change.
     """
+    try:
+        return ipc_handle(address, nbytes)
+    except CudaUnavailable:
+        memory = vmm_memory(address, nbytes)
+        if memory is None:
+            raise
+        return memory
+
+
+def ipc_handle(address: int, nbytes: int) -> pb.DeviceHandle:
+    """The same of memory from cudaMalloc alone, as a registration names it. Raises CudaUnavailable."""
     base, size = ctypes.c_uint64(), ctypes.c_size_t()
     _call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
     raw = (ctypes.c_ubyte * _HANDLE_BYTES)()
     try:
         _call("cuIpcGetMemHandle", ctypes.byref(raw), base)
     except CudaUnavailable as error:
-        raise CudaUnavailable(
-            f"{error}: this memory cannot be shared; with PyTorch, set expandable_segments:False "
-            "in PYTORCH_CUDA_ALLOC_CONF"
-        ) from error
+        raise CudaUnavailable(f"{error}: this memory cannot be shared; allocate it with cudaMalloc") from error
     return pb.DeviceHandle(
         kind=pb.HANDLE_KIND_CUDA_IPC,
         handle=bytes(raw),
-        device_uuid=_uuid_at(address),
+        device_uuid=uuid_at(address),
         allocation_offset=address - base.value,
         bytes=nbytes,
         exporter_pid=os.getpid(),
@@ -83,31 +92,3 @@ def set_semaphore(stream: int, address: int, value: int) -> None:
 
 def _word(stream: int, address: int, value: int) -> tuple[Any, Any, Any]:
     return ctypes.c_void_p(stream), ctypes.c_uint64(address), ctypes.c_uint64(value)
-
-
-def _uuid_at(address: int) -> str:
-    """UUID of the GPU that holds this memory, as nvidia-smi prints it."""
-    ordinal, device = ctypes.c_int(), ctypes.c_int()
-    _call("cuPointerGetAttribute", ctypes.byref(ordinal), ctypes.c_int(_DEVICE_ORDINAL), ctypes.c_uint64(address))
-    _call("cuDeviceGet", ctypes.byref(device), ordinal)
-    raw = (ctypes.c_ubyte * 16)()
-    _call("cuDeviceGetUuid_v2", ctypes.byref(raw), device)
-    text = bytes(raw).hex()
-    return "GPU-" + "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
-
-
-@cache
-def _driver() -> Any:
-    try:
-        return ctypes.CDLL("libcuda.so.1")
-    except OSError as error:
-        raise CudaUnavailable(f"there is no CUDA driver: {error}") from error
-
-
-def _call(name: str, *arguments: Any) -> None:
-    driver = _driver()
-    code = getattr(driver, name)(*arguments)
-    if code:
-        text = ctypes.c_char_p()
-        driver.cuGetErrorName(ctypes.c_int(code), ctypes.byref(text))
-        raise CudaUnavailable(f"{name}: {(text.value or b'unknown error').decode()} ({code})")

@@ -10,7 +10,7 @@ import sys
 import torch
 
 from benchmarks.gpu.shapes import SEMAPHORES, kv_shape
-from kvblend.cuda_memory import cuda_handle
+from kvblend.cuda_memory import ipc_handle
 from kvblend.layouts import buffer_bytes
 from kvblend.v1 import agent_pb2 as pb
 
@@ -22,7 +22,7 @@ def main(arrangement: str, chunks: int) -> None:
     ]
     buffers.append(torch.zeros(8 * SEMAPHORES, dtype=torch.uint8, device="cuda"))
     torch.cuda.synchronize()
-    handles = [cuda_handle(buffer.data_ptr(), buffer.nbytes) for buffer in buffers]
+    handles = [ipc_handle(buffer.data_ptr(), buffer.nbytes) for buffer in buffers]
     raw = [base64.b64encode(handle.SerializeToString()).decode() for handle in handles]
     print(json.dumps({"ready": True}), flush=True)
     for _ in sys.stdin:

@@ -63,6 +63,26 @@ class EngineSessionResponse(_message.Message):
     boot_id: bytes
     def __init__(self, boot_id: _Optional[bytes] = ...) -> None: ...
 
+class DescriptorsPacket(_message.Message):
+    __slots__ = ("instance_id", "chunk_bytes", "more")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    instance_id: str
+    chunk_bytes: _containers.RepeatedScalarFieldContainer[int]
+    more: bool
+    def __init__(self, instance_id: _Optional[str] = ..., chunk_bytes: _Optional[_Iterable[int]] = ..., more: bool = ...) -> None: ...
+
+class DescriptorsAnswer(_message.Message):
+    __slots__ = ("chunks", "slot", "refusal")
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    chunks: int
+    slot: bytes
+    refusal: str
+    def __init__(self, chunks: _Optional[int] = ..., slot: _Optional[bytes] = ..., refusal: _Optional[str] = ...) -> None: ...
+
 class DeviceHandle(_message.Message):
     __slots__ = ("kind", "handle", "device_uuid", "allocation_offset", "bytes", "exporter_pid")
     KIND_FIELD_NUMBER: _ClassVar[int]

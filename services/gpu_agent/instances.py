@@ -10,6 +10,7 @@ from kvblend.v1 import common_pb2 as common
 from kvblend.v1 import store_pb2 as store
 from services.common.errors import KvblendError
 from services.common.logs import get_logger
+from services.gpu_agent.descriptors import DescriptorSlots
 from services.gpu_agent.devices.base import SEMAPHORE_BYTES, Device, KvMemory, Stopped
 from services.gpu_agent.layouts import Layout, check_layout
 from services.gpu_agent.rope import RopeSpec, rope_spec
@@ -94,9 +95,12 @@ class Instance:
 class Instances:
     """All registrations by instance id, and the session streams of their engines."""
 
-    def __init__(self, device: Device, max_mapped_bytes: int, on_end: Callable[[str, str], None]) -> None:
+    def __init__(
+        self, device: Device, slots: DescriptorSlots, max_mapped_bytes: int, on_end: Callable[[str, str], None]
+    ) -> None:
         """`on_end(instance_id, owner)` is called when an instance's requests have lost their meaning."""
         self._device = device
+        self._slots = slots
         self._max_mapped_bytes = max_mapped_bytes
         self._on_end = on_end
         self._lock = threading.Lock()
@@ -202,7 +206,9 @@ class Instances:
         semaphores = request.semaphores if request.HasField("semaphores") else None
         if semaphores is not None and (semaphores.allocation_offset % SEMAPHORE_BYTES or not semaphores.bytes):
             raise KvblendError("HANDLE_UNUSABLE", f"semaphores must be u64 at a multiple of {SEMAPHORE_BYTES} bytes")
-        memory = self._device.open(request.handles, layout, semaphores)
+        named = (*request.handles, *([semaphores] if semaphores is not None else []))
+        with self._slots.claimed(request.instance_id, named) as descriptors:
+            memory = self._device.open(request.handles, layout, semaphores, descriptors)
         try:
             memory.prepare(ropes)
         except BaseException:

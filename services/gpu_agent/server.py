@@ -6,6 +6,7 @@ from kvblend.v1 import agent_pb2, agent_pb2_grpc
 from services.common.lifecycle import Boot
 from services.common.server import GrpcServer
 from services.common.tenants import TenantPolicy
+from services.gpu_agent.descriptor_server import open_slots
 from services.gpu_agent.devices.choice import make_device
 from services.gpu_agent.instances import Instances
 from services.gpu_agent.lookups import Lookups
@@ -33,7 +34,7 @@ def build_server(settings: AgentSettings, stack: ExitStack) -> GrpcServer:
     stack.callback(link.close)
     lookups = Lookups(link, settings.threads, settings.max_requests)
     stack.callback(lookups.close)
-    instances = Instances(device, settings.max_mapped_bytes, lookups.end_all)
+    instances = Instances(device, open_slots(settings, stack), settings.max_mapped_bytes, lookups.end_all)
     stack.callback(instances.close)
     totals = Totals()
     service = AgentService(

@@ -310,6 +310,8 @@ class FakeDevice:
         self, handles: Sequence[pb.DeviceHandle], layout: Layout, semaphores: pb.DeviceHandle | None = None
     ) -> CudaKvMemory:
         assert layout.dtype in DTYPES
+        return self.kv_memory(Opened(self.gpu, handles, semaphores), layout)
+
+    def kv_memory(self, opened: Any, layout: Layout) -> CudaKvMemory:
         fake: Any = self.gpu
-        opened: Any = Opened(self.gpu, handles, semaphores)
         return CudaKvMemory(fake, self.start, opened, layout, self.inbound, self.outbound, self.words)

@@ -51,7 +51,6 @@ def test_a_uuid_is_written_as_people_know_it() -> None:
         ({"device_uuid": ""}, "not named"),
         ({"handle": b"short"}, "64 bytes, not 5"),
         ({"bytes": 0}, "0 bytes"),
-        ({"kind": pb.HANDLE_KIND_CUDA_VMM}, "expandable_segments:False"),
         ({"kind": pb.HANDLE_KIND_SHARED_MEMORY}, "cpu device"),
         ({"kind": pb.HANDLE_KIND_UNSPECIFIED}, "no known kind"),
     ],

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
+from services.gpu_agent.descriptors import NO_DESCRIPTORS, Descriptors
 from services.gpu_agent.layouts import Layout
 from services.gpu_agent.rope import RopeSpec
 from services.gpu_agent.slots import Slots
@@ -155,9 +156,16 @@ class Device(Protocol):
         """It is about to be unmapped. No copy of it may be running."""
 
     def open(
-        self, handles: Sequence[pb.DeviceHandle], layout: Layout, semaphores: pb.DeviceHandle | None = None
+        self,
+        handles: Sequence[pb.DeviceHandle],
+        layout: Layout,
+        semaphores: pb.DeviceHandle | None = None,
+        descriptors: Descriptors = NO_DESCRIPTORS,
     ) -> KvMemory:
-        """Raises KvblendError HANDLE_UNUSABLE or HANDLE_OUT_OF_BOUNDS; then nothing stays open."""
+        """`descriptors` of the slots that handles name; they need not stay open.
+
+        Raises KvblendError HANDLE_UNUSABLE or HANDLE_OUT_OF_BOUNDS; then nothing stays open.
+        """
 
     def opened(self, event: pb.Event) -> AbstractContextManager[Callable[[], bool]]:
         """Whether an event of the device's own kind is done, asked as often as one likes.

@@ -13,6 +13,7 @@ from kvblend.v1 import common_pb2 as common
 from services.common.checksums import Checksum, checksum_of
 from services.common.errors import KvblendError
 from services.common.populate import populate
+from services.gpu_agent.descriptors import NO_DESCRIPTORS, Descriptors
 from services.gpu_agent.devices.base import SEMAPHORE_BYTES, Bytes, KvMemory, Piece, Steps, Transfer, Watch
 from services.gpu_agent.devices.shared_memory import SharedMemoryFile
 from services.gpu_agent.layouts import GroupShape, Layout
@@ -46,8 +47,13 @@ class CpuDevice:
         """Nothing was kept of it."""
 
     def open(
-        self, handles: Sequence[pb.DeviceHandle], layout: Layout, semaphores: pb.DeviceHandle | None = None
+        self,
+        handles: Sequence[pb.DeviceHandle],
+        layout: Layout,
+        semaphores: pb.DeviceHandle | None = None,
+        descriptors: Descriptors = NO_DESCRIPTORS,
     ) -> KvMemory:
+        del descriptors
         files: list[SharedMemoryFile] = []
         try:
             for handle in (*handles, *([semaphores] if semaphores is not None else [])):

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 from kvblend.v1 import agent_pb2 as pb
 from services.common.errors import KvblendError
+from services.gpu_agent.descriptors import NO_DESCRIPTORS, Descriptors
 from services.gpu_agent.devices.base import Bytes, Device, Hung, KvMemory, Piece, Steps, Stopped, Transfer, Watch
 from services.gpu_agent.layouts import Layout
 from services.gpu_agent.rope import RopeSpec
@@ -101,10 +102,14 @@ class LosableDevice:
             self._device.release(memory)
 
     def open(
-        self, handles: Sequence[pb.DeviceHandle], layout: Layout, semaphores: pb.DeviceHandle | None = None
+        self,
+        handles: Sequence[pb.DeviceHandle],
+        layout: Layout,
+        semaphores: pb.DeviceHandle | None = None,
+        descriptors: Descriptors = NO_DESCRIPTORS,
     ) -> KvMemory:
         with self._loss.in_call():
-            return LosableMemory(self._device.open(handles, layout, semaphores), self._loss)
+            return LosableMemory(self._device.open(handles, layout, semaphores, descriptors), self._loss)
 
     @contextmanager
     def opened(self, event: pb.Event) -> Iterator[Callable[[], bool]]:

@@ -1,10 +1,11 @@
-"""The cuda device: engines' memory is opened through CUDA IPC, copies run on lanes of the GPU's own."""
+"""The cuda device: engines' memory is opened by IPC handles or descriptors, copies run on lanes of the GPU's own."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from kvblend.v1 import agent_pb2 as pb
 from services.common.logs import get_logger
+from services.gpu_agent.descriptors import NO_DESCRIPTORS, Descriptors
 from services.gpu_agent.devices.base import Bytes, KvMemory
 from services.gpu_agent.devices.cuda.driver import IPC_HANDLE_BYTES, CudaError, visible_gpus
 from services.gpu_agent.devices.cuda.gpu import Gpu
@@ -62,11 +63,15 @@ class CudaDevice:
         self.host.release(memory)
 
     def open(
-        self, handles: Sequence[pb.DeviceHandle], layout: Layout, semaphores: pb.DeviceHandle | None = None
+        self,
+        handles: Sequence[pb.DeviceHandle],
+        layout: Layout,
+        semaphores: pb.DeviceHandle | None = None,
+        descriptors: Descriptors = NO_DESCRIPTORS,
     ) -> KvMemory:
         check_dtype(layout.dtype, self._gpu.capability)
         self._gpu.enter()
-        opened = OpenedHandles(self._gpu.driver, self.uuid, handles, semaphores)
+        opened = OpenedHandles(self._gpu.driver, self.uuid, handles, semaphores, descriptors)
         try:
             return CudaKvMemory(self._gpu, start, opened, layout, self.inbound, self.outbound, self._words)
         except BaseException:

@@ -15,6 +15,8 @@ _NOT_READY = 600
 _LAZY_PEER_ACCESS = 1
 _REGISTER_PORTABLE = 1
 _HOST, _DEVICE = 1, 2
+_POSIX_FILE_DESCRIPTOR = 1
+_ON_A_DEVICE, _READ_AND_WRITE = 1, 3
 
 
 class CudaError(Exception):
@@ -34,6 +36,12 @@ class _Handle(ctypes.Structure):
 
 class _Uuid(ctypes.Structure):
     _fields_ = (("bytes", ctypes.c_ubyte * 16),)
+
+
+class _Access(ctypes.Structure):
+    """CUmemAccessDesc."""
+
+    _fields_ = (("location_kind", ctypes.c_int), ("location", ctypes.c_int), ("flags", ctypes.c_int))
 
 
 class _Copy2D(ctypes.Structure):
@@ -108,7 +116,7 @@ class Driver:
             return str(error)
         return ""
 
-    # Memory and events of other processes
+    # Memory of other processes by IPC handles
 
     def open_memory(self, handle: bytes) -> int:
         """The address at which another process's allocation begins here."""
@@ -124,6 +132,41 @@ class Driver:
         base, size = ctypes.c_uint64(), ctypes.c_size_t()
         self._call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
         return base.value, size.value
+
+    # Memory of other processes by descriptors, one for each of its physical chunks
+
+    def reserve(self, nbytes: int) -> int:
+        """The first of so many addresses with nothing behind them."""
+        address = ctypes.c_uint64()
+        anywhere = (ctypes.c_size_t(0), ctypes.c_uint64(0), ctypes.c_ulonglong(0))
+        self._call("cuMemAddressReserve", ctypes.byref(address), ctypes.c_size_t(nbytes), *anywhere)
+        return address.value
+
+    def map_descriptor(self, descriptor: int, address: int, nbytes: int) -> None:
+        """Maps a whole chunk into reserved addresses, where it stays until `unmap`. The descriptor remains open."""
+        chunk = ctypes.c_uint64()
+        kind = ctypes.c_int(_POSIX_FILE_DESCRIPTOR)
+        self._call("cuMemImportFromShareableHandle", ctypes.byref(chunk), ctypes.c_void_p(descriptor), kind)
+        try:
+            place = (ctypes.c_uint64(address), ctypes.c_size_t(nbytes), ctypes.c_size_t(0))
+            self._call("cuMemMap", *place, chunk, ctypes.c_ulonglong(0))
+        finally:
+            self._call("cuMemRelease", chunk)
+
+    def allow_access(self, address: int, nbytes: int) -> None:
+        """Lets this GPU read and write what is mapped there."""
+        access = _Access(_ON_A_DEVICE, self._device.value, _READ_AND_WRITE)
+        one = (ctypes.byref(access), ctypes.c_size_t(1))
+        self._call("cuMemSetAccess", ctypes.c_uint64(address), ctypes.c_size_t(nbytes), *one)
+
+    def unmap(self, address: int, nbytes: int) -> None:
+        """One whole chunk."""
+        self._call("cuMemUnmap", ctypes.c_uint64(address), ctypes.c_size_t(nbytes))
+
+    def free_addresses(self, address: int, nbytes: int) -> None:
+        self._call("cuMemAddressFree", ctypes.c_uint64(address), ctypes.c_size_t(nbytes))
+
+    # Events of other processes
 
     @contextmanager
     def opened_event(self, handle: bytes) -> Iterator[ctypes.c_void_p]:
