@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.shapes import CHUNK_BYTES, CHUNK_TOKENS, HEADS, SIZE
-from services.gpu_agent.rope import RopeSpec
+from services.gpu_agent.engines.rope import RopeSpec
 
 ROW_BYTES = HEADS * SIZE * 2
 # K that is rotated: half a unit in the last place of bf16, fp32 arithmetic over the length of the pair, subnormals.

@@ -33,8 +33,8 @@ from kvblend.v1 import common_pb2 as common
 from services.gpu_agent.devices.base import KvMemory, Piece, Steps, Transfer
 from services.gpu_agent.devices.cuda.device import CudaDevice
 from services.gpu_agent.devices.cuda.driver import Driver
-from services.gpu_agent.layouts import check_layout
-from services.gpu_agent.rope import RopeSpec, rope_spec
+from services.gpu_agent.engines.layouts import check_layout
+from services.gpu_agent.engines.rope import RopeSpec, rope_spec
 
 # (what, by how many positions K is moved, with checksums): every store has them, of retrieves a sample.
 _WAYS = (

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from services.gpu_agent.devices.base import Piece
 from services.gpu_agent.devices.cuda.batches import Batch
-from services.gpu_agent.layouts import GroupShape
+from services.gpu_agent.engines.layouts import GroupShape
 
 Addresses = npt.NDArray[np.uint64]
 

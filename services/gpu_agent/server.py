@@ -6,17 +6,17 @@ from kvblend.v1 import agent_pb2, agent_pb2_grpc
 from services.common.lifecycle import Boot
 from services.common.server import GrpcServer
 from services.common.tenants import TenantPolicy
-from services.gpu_agent.descriptor_server import open_slots
+from services.gpu_agent.copying.retrieve import Retriever
+from services.gpu_agent.copying.storing import Storer
 from services.gpu_agent.devices.choice import make_device
-from services.gpu_agent.instances import Instances
-from services.gpu_agent.lookups import Lookups
-from services.gpu_agent.requests import Tickets
-from services.gpu_agent.retrieve import Retriever
+from services.gpu_agent.engines.descriptor_server import open_slots
+from services.gpu_agent.engines.instances import Instances
+from services.gpu_agent.lookup.lookups import Lookups
+from services.gpu_agent.lookup.requests import Tickets
 from services.gpu_agent.service import AgentService, Parts
-from services.gpu_agent.sessions import StoreLink
 from services.gpu_agent.settings import AgentSettings
-from services.gpu_agent.store_client import StoreClient
-from services.gpu_agent.storing import Storer
+from services.gpu_agent.store.client import StoreClient
+from services.gpu_agent.store.sessions import StoreLink
 from services.gpu_agent.totals import Totals
 
 

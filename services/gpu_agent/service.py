@@ -19,15 +19,15 @@ from services.common.metrics import Latencies
 from services.common.tenants import ANY_TENANT, TenantPolicy
 from services.common.tokens import decode_tokens
 from services.gpu_agent.call import Call
+from services.gpu_agent.copying.ranges import Range, parse_ranges
+from services.gpu_agent.copying.retrieve import Retriever
+from services.gpu_agent.copying.storing import Storer
 from services.gpu_agent.devices.base import Device
-from services.gpu_agent.instances import Instance, Instances
-from services.gpu_agent.lookups import Key, Lookups
-from services.gpu_agent.prove import prove_layout, prove_rope
-from services.gpu_agent.ranges import Range, parse_ranges
-from services.gpu_agent.requests import Tickets
-from services.gpu_agent.retrieve import Retriever
-from services.gpu_agent.sessions import StoreLink
-from services.gpu_agent.storing import Storer
+from services.gpu_agent.engines.instances import Instance, Instances
+from services.gpu_agent.engines.prove import prove_layout, prove_rope
+from services.gpu_agent.lookup.lookups import Key, Lookups
+from services.gpu_agent.lookup.requests import Tickets
+from services.gpu_agent.store.sessions import StoreLink
 from services.gpu_agent.totals import Totals
 
 _log = get_logger("service")

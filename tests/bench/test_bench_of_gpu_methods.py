@@ -14,8 +14,8 @@ from benchmarks.gpu.plans import copies, placed
 from benchmarks.gpu.shapes import CHUNK_BYTES, CHUNK_TOKENS, HEADS, SIZE, model_space
 from services.gpu_agent.devices.base import Piece
 from services.gpu_agent.devices.cuda.batches import MAX_TOKENS, Batches
-from services.gpu_agent.layouts import GroupShape
-from services.gpu_agent.rope import rope_spec
+from services.gpu_agent.engines.layouts import GroupShape
+from services.gpu_agent.engines.rope import rope_spec
 
 SHAPE = GroupShape(2, 2, 1, 4, 2)
 ROW = 8

@@ -18,8 +18,8 @@ from memfd_memory import MemfdMemory, open_files
 
 from kvblend.descriptors import NotSent, sent
 from kvblend.v1 import agent_pb2 as pb
-from services.gpu_agent.descriptor_server import DescriptorServer
-from services.gpu_agent.descriptors import DescriptorSlots
+from services.gpu_agent.engines.descriptor_server import DescriptorServer
+from services.gpu_agent.engines.descriptors import DescriptorSlots
 
 PAGE = 4096
 

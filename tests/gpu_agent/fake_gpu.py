@@ -25,7 +25,7 @@ from services.gpu_agent.devices.cuda.memory import DTYPES, CudaKvMemory
 from services.gpu_agent.devices.cuda.planes import GPTJ, NO_ROPE, Constants
 from services.gpu_agent.devices.cuda.words import WordReader
 from services.gpu_agent.devices.shared_memory import SharedMemoryFile
-from services.gpu_agent.layouts import Layout
+from services.gpu_agent.engines.layouts import Layout
 
 _U64 = (1 << 64) - 1
 

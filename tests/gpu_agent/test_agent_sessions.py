@@ -12,8 +12,8 @@ from fake_store import FakeStore, session_files
 
 from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import store_pb2 as store
-from services.gpu_agent import instances
 from services.gpu_agent.devices.cpu import CpuKvMemory
+from services.gpu_agent.engines import instances
 
 TEXT = list(range(40))
 STORED = blocks(*range(10))
@@ -199,7 +199,7 @@ def test_an_end_of_copy_that_does_not_arrive_gives_the_session_up(rig: Rig) -> N
 
 
 def test_a_store_that_falls_silent_counts_as_away(fake: FakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.gpu_agent.sessions._CALL_SECONDS", 0.3)
+    monkeypatch.setattr("services.gpu_agent.store.sessions._CALL_SECONDS", 0.3)
     with running_agent(fake, heartbeat_seconds=0.05) as rig:
         silent = threading.Event()
         original = FakeStore.Session

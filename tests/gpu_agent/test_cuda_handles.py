@@ -20,8 +20,8 @@ from services.gpu_agent.devices.cuda.driver import CudaError, uuid_text
 from services.gpu_agent.devices.cuda.host import HostMemory
 from services.gpu_agent.devices.cuda.ipc import OpenedHandles, check_handle
 from services.gpu_agent.devices.cuda.planes import NO_ROPE, constants, plane_table
-from services.gpu_agent.layouts import check_layout
-from services.gpu_agent.rope import rope_spec
+from services.gpu_agent.engines.layouts import check_layout
+from services.gpu_agent.engines.rope import rope_spec
 
 GPU = "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
 PID = 4242

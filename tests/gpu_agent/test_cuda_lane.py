@@ -25,8 +25,8 @@ from services.gpu_agent.devices import cpu
 from services.gpu_agent.devices.base import Hung, Piece, Steps, Stopped
 from services.gpu_agent.devices.cuda.batches import MAX_FRAGMENTS, MAX_TOKENS, TILE, Batches, pack, table_bytes
 from services.gpu_agent.devices.cuda.driver import CudaError
-from services.gpu_agent.layouts import GroupShape, check_layout
-from services.gpu_agent.rope import RopeSpec, rope_spec
+from services.gpu_agent.engines.layouts import GroupShape, check_layout
+from services.gpu_agent.engines.rope import RopeSpec, rope_spec
 
 SEEDS = count()
 NEOX = make_rope(common.ROPE_STYLE_NEOX, 8)

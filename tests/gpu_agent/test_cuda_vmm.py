@@ -11,8 +11,8 @@ from memfd_memory import GPU, MemfdDriver, MemfdMemory, open_files
 
 from kvblend.v1 import agent_pb2 as pb
 from services.common.errors import KvblendError
-from services.gpu_agent.descriptors import Chunk, Descriptors
 from services.gpu_agent.devices.cuda.ipc import OpenedHandles, check_handle
+from services.gpu_agent.engines.descriptors import Chunk, Descriptors
 
 PAGE = 4096
 SLOT = b"s" * 16

@@ -17,8 +17,8 @@ from memfd_memory import MemfdMemory, open_files
 from kvblend.cuda_driver import CudaUnavailable
 from kvblend.descriptors import NotSent, sent
 from kvblend.v1 import agent_pb2 as pb
-from services.gpu_agent.descriptor_server import DescriptorServer, open_slots
-from services.gpu_agent.descriptors import DescriptorSlots
+from services.gpu_agent.engines.descriptor_server import DescriptorServer, open_slots
+from services.gpu_agent.engines.descriptors import DescriptorSlots
 from services.gpu_agent.settings import AgentSettings
 
 PEER = Path(__file__).with_name("descriptor_peer.py")

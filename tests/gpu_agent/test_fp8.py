@@ -31,7 +31,7 @@ from services.common.checksums import checksum_of
 from services.common.errors import KvblendError
 from services.gpu_agent.devices import cpu
 from services.gpu_agent.devices.cuda.memory import check_dtype
-from services.gpu_agent.rope import prove, rope_spec
+from services.gpu_agent.engines.rope import prove, rope_spec
 
 TYPES = [DTYPES[dtype] for dtype in FP8]
 

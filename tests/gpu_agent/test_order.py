@@ -15,8 +15,9 @@ from kvblend.memory import SharedBuffer
 from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
 from services.common.checksums import checksum_of
-from services.gpu_agent import prove, retrieve, storing
+from services.gpu_agent.copying import retrieve, storing
 from services.gpu_agent.devices.cpu import CpuKvMemory
+from services.gpu_agent.engines import prove
 
 TEXT = list(range(100, 140))
 STORED, OTHER = blocks(*range(10)), blocks(*range(12, 22))

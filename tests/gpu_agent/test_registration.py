@@ -14,7 +14,7 @@ from kvblend.memory import SharedBuffer
 from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
 from services.common.checksums import checksum_of
-from services.gpu_agent.layouts import check_layout
+from services.gpu_agent.engines.layouts import check_layout
 
 
 def test_the_answer_has_the_facts_of_the_space(rig: Rig) -> None:

@@ -16,8 +16,8 @@ from kvblend.v1 import common_pb2 as common
 from services.common.errors import KvblendError
 from services.gpu_agent.devices.base import Piece
 from services.gpu_agent.devices.cpu import CpuDevice
-from services.gpu_agent.layouts import GroupShape, check_layout
-from services.gpu_agent.rope import check_ropes, prove, rope_spec
+from services.gpu_agent.engines.layouts import GroupShape, check_layout
+from services.gpu_agent.engines.rope import check_ropes, prove, rope_spec
 
 HEADS, SIZE = 3, 64
 SHAPE = GroupShape(1, 2, HEADS, SIZE, 4)

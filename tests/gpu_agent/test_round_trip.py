@@ -27,8 +27,8 @@ from kvblend.v1 import common_pb2 as common
 from services.common.checksums import WORD_BYTES, checksum_of
 from services.gpu_agent.devices import cpu
 from services.gpu_agent.devices.base import Piece
-from services.gpu_agent.layouts import check_layout
-from services.gpu_agent.rope import RopeSpec, rope_spec
+from services.gpu_agent.engines.layouts import check_layout
+from services.gpu_agent.engines.rope import RopeSpec, rope_spec
 
 ROPES = {
     "neox": lambda size: make_rope(common.ROPE_STYLE_NEOX, size),

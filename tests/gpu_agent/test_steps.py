@@ -22,8 +22,8 @@ from kvblend.v1 import common_pb2 as common
 from services.common.checksums import checksum_of
 from services.gpu_agent.devices.base import Piece, Steps, Transfer
 from services.gpu_agent.devices.cpu import CpuDevice
-from services.gpu_agent.layouts import check_layout
-from services.gpu_agent.rope import rope_spec
+from services.gpu_agent.engines.layouts import check_layout
+from services.gpu_agent.engines.rope import rope_spec
 
 SEEDS = count()
 SHAPE = KvShape(5, 2, 8, 16, 4, common.DTYPE_FLOAT32)

@@ -20,10 +20,10 @@ from kvblend.client import KvblendClient
 from kvblend.descriptors import sent
 from kvblend.layouts import buffer_bytes, build_layout
 from kvblend.v1 import agent_pb2 as pb
-from services.gpu_agent.descriptors import Descriptors
 from services.gpu_agent.devices.cuda.ipc import OpenedHandles
 from services.gpu_agent.devices.cuda.memory import CudaKvMemory
-from services.gpu_agent.layouts import Layout
+from services.gpu_agent.engines.descriptors import Descriptors
+from services.gpu_agent.engines.layouts import Layout
 
 ENGINE = Path(__file__).with_name("memfd_engine.py")
 ARRANGEMENT = "paged_nhd"

@@ -16,10 +16,10 @@ import numpy.typing as npt
 
 from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
-from services.gpu_agent.descriptors import NO_DESCRIPTORS, Descriptors
-from services.gpu_agent.layouts import Layout
-from services.gpu_agent.rope import RopeSpec
-from services.gpu_agent.slots import Slots
+from services.gpu_agent.engines.descriptors import NO_DESCRIPTORS, Descriptors
+from services.gpu_agent.engines.layouts import Layout
+from services.gpu_agent.engines.rope import RopeSpec
+from services.gpu_agent.engines.slots import Slots
 
 Bytes = npt.NDArray[np.uint8]
 

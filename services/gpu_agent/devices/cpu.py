@@ -13,11 +13,11 @@ from kvblend.v1 import common_pb2 as common
 from services.common.checksums import Checksum, checksum_of
 from services.common.errors import KvblendError
 from services.common.populate import populate
-from services.gpu_agent.descriptors import NO_DESCRIPTORS, Descriptors
 from services.gpu_agent.devices.base import SEMAPHORE_BYTES, Bytes, KvMemory, Piece, Steps, Transfer, Watch
 from services.gpu_agent.devices.shared_memory import SharedMemoryFile
-from services.gpu_agent.layouts import GroupShape, Layout
-from services.gpu_agent.rope import RopeSpec
+from services.gpu_agent.engines.descriptors import NO_DESCRIPTORS, Descriptors
+from services.gpu_agent.engines.layouts import GroupShape, Layout
+from services.gpu_agent.engines.rope import RopeSpec
 
 _DTYPES: dict[int, torch.dtype] = {
     common.DTYPE_FLOAT32: torch.float32,

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 
 from kvblend.v1 import agent_pb2 as pb
 from services.common.errors import KvblendError
-from services.gpu_agent.descriptors import NO_DESCRIPTORS, Descriptors
 from services.gpu_agent.devices.base import Bytes, Device, Hung, KvMemory, Piece, Steps, Stopped, Transfer, Watch
-from services.gpu_agent.layouts import Layout
-from services.gpu_agent.rope import RopeSpec
+from services.gpu_agent.engines.descriptors import NO_DESCRIPTORS, Descriptors
+from services.gpu_agent.engines.layouts import Layout
+from services.gpu_agent.engines.rope import RopeSpec
 
 
 class Lost(Hung):

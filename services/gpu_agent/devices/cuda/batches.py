@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from services.common.checksums import WORD_BYTES, with_length
 from services.gpu_agent.devices.base import Bytes, Piece
-from services.gpu_agent.layouts import GroupShape
-from services.gpu_agent.rope import RopeSpec
+from services.gpu_agent.engines.layouts import GroupShape
+from services.gpu_agent.engines.rope import RopeSpec
 
 Floats = npt.NDArray[np.float32]
 

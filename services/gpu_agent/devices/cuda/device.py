@@ -5,7 +5,6 @@ from contextlib import contextmanager
 
 from kvblend.v1 import agent_pb2 as pb
 from services.common.logs import get_logger
-from services.gpu_agent.descriptors import NO_DESCRIPTORS, Descriptors
 from services.gpu_agent.devices.base import Bytes, KvMemory
 from services.gpu_agent.devices.cuda.driver import IPC_HANDLE_BYTES, CudaError, visible_gpus
 from services.gpu_agent.devices.cuda.gpu import Gpu
@@ -15,7 +14,8 @@ from services.gpu_agent.devices.cuda.kernels import start
 from services.gpu_agent.devices.cuda.lane import Lane
 from services.gpu_agent.devices.cuda.memory import CudaKvMemory, check_dtype
 from services.gpu_agent.devices.cuda.words import WordReader
-from services.gpu_agent.layouts import Layout
+from services.gpu_agent.engines.descriptors import NO_DESCRIPTORS, Descriptors
+from services.gpu_agent.engines.layouts import Layout
 
 _log = get_logger("cuda")
 

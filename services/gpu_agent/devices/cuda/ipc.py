@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from kvblend.v1 import agent_pb2 as pb
 from services.common.errors import KvblendError
 from services.common.logs import get_logger
-from services.gpu_agent.descriptors import NO_DESCRIPTORS, Descriptors
 from services.gpu_agent.devices.base import SEMAPHORE_BYTES
 from services.gpu_agent.devices.cuda.driver import IPC_HANDLE_BYTES, CudaError, Driver
 from services.gpu_agent.devices.cuda.vmm import MappedChunks
+from services.gpu_agent.engines.descriptors import NO_DESCRIPTORS, Descriptors
 
 _log = get_logger("cuda-ipc")
 

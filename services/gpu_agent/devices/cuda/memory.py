@@ -17,8 +17,8 @@ from services.gpu_agent.devices.cuda.ipc import OpenedHandles, unusable
 from services.gpu_agent.devices.cuda.lane import MAX_PAIRS, Lane, Launch, Move, Signal
 from services.gpu_agent.devices.cuda.planes import Constants, constants, plane_table
 from services.gpu_agent.devices.cuda.words import WordReader
-from services.gpu_agent.layouts import Layout
-from services.gpu_agent.rope import RopeSpec
+from services.gpu_agent.engines.layouts import Layout
+from services.gpu_agent.engines.rope import RopeSpec
 
 DTYPES: dict[int, torch.dtype] = {
     common.DTYPE_FLOAT32: torch.float32,

@@ -8,8 +8,8 @@ import numpy.typing as npt
 
 from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
-from services.gpu_agent.layouts import Layout
-from services.gpu_agent.rope import RopeSpec
+from services.gpu_agent.engines.layouts import Layout
+from services.gpu_agent.engines.rope import RopeSpec
 
 # Columns of a plane, in elements: where it begins (its address over the size of an element), its strides; 1 if
 # it is rotated.

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from services.common.errors import KvblendError
 from services.common.logs import get_logger
-from services.gpu_agent.descriptors import Chunk
 from services.gpu_agent.devices.cuda.driver import CudaError, Driver
+from services.gpu_agent.engines.descriptors import Chunk
 
 _log = get_logger("cuda-vmm")
 

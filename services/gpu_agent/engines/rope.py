@@ -18,7 +18,7 @@ import numpy.typing as npt
 from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
 from services.common.errors import KvblendError
-from services.gpu_agent.layouts import GroupShape
+from services.gpu_agent.engines.layouts import GroupShape
 
 # Largest difference over the largest magnitude that an engine's own arithmetic explains: rounding of K, cos, sin and
 # their products in the KV dtype at two positions (measured: 1.7e-4, 1.3e-3, 1.1e-2). A wrong frequency, style or

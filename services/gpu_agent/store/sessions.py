@@ -19,9 +19,9 @@ from kvblend.v1 import store_pb2 as store
 from services.common.arena_format import SESSION_ID_BYTES, CatalogFormatError, SessionFile, session_path
 from services.common.errors import KvblendError, reason_of
 from services.common.logs import get_logger
-from services.gpu_agent.arena import Arena
 from services.gpu_agent.devices.base import Device
-from services.gpu_agent.store_client import StoreClient, store_error
+from services.gpu_agent.store.arena import Arena
+from services.gpu_agent.store.client import StoreClient, store_error
 
 _log = get_logger("session")
 

@@ -10,8 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from kvblend.v1 import store_pb2 as store
 from services.common.errors import KvblendError
 from services.common.logs import get_logger
-from services.gpu_agent.requests import LookupJob
-from services.gpu_agent.sessions import StoreLink, StoreSession
+from services.gpu_agent.lookup.requests import LookupJob
+from services.gpu_agent.store.sessions import StoreLink, StoreSession
 
 _log = get_logger("endings")
 

@@ -15,14 +15,14 @@ from kvblend.v1 import store_pb2 as store
 from services.common.columns import u32s
 from services.common.errors import KvblendError
 from services.common.logs import get_logger
-from services.gpu_agent.endings import Endings
-from services.gpu_agent.instances import Instance
-from services.gpu_agent.leased import Ref, object_refs, refs_of
-from services.gpu_agent.plan import NOTHING, Plan
-from services.gpu_agent.ranges import Range
-from services.gpu_agent.requests import LookupJob
-from services.gpu_agent.sessions import StoreLink, StoreSession
-from services.gpu_agent.store_client import store_error
+from services.gpu_agent.copying.ranges import Range
+from services.gpu_agent.engines.instances import Instance
+from services.gpu_agent.lookup.endings import Endings
+from services.gpu_agent.lookup.leased import Ref, object_refs, refs_of
+from services.gpu_agent.lookup.plan import NOTHING, Plan
+from services.gpu_agent.lookup.requests import LookupJob
+from services.gpu_agent.store.client import store_error
+from services.gpu_agent.store.sessions import StoreLink, StoreSession
 
 _log = get_logger("lookups")
 

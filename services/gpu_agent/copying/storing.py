@@ -14,18 +14,18 @@ from services.common.errors import KvblendError
 from services.common.failpoints import passage
 from services.common.logs import get_logger
 from services.common.tokens import encode_u32
-from services.gpu_agent.arena import Arena
 from services.gpu_agent.call import Call
+from services.gpu_agent.copying.ranges import mask_of, parse_ranges
 from services.gpu_agent.devices.base import Bytes, Device, Hung, KvMemory, Piece, Stopped
-from services.gpu_agent.instances import Instance
-from services.gpu_agent.leased import Ref, ref_of
-from services.gpu_agent.lookups import NOT_ERRORS
-from services.gpu_agent.order import wait_for_engine
-from services.gpu_agent.ranges import mask_of, parse_ranges
-from services.gpu_agent.requests import store_request_id
-from services.gpu_agent.sessions import SETTLE_SECONDS, SessionLost, StoreLink, StoreSession
-from services.gpu_agent.slots import Slots, SlotTable
-from services.gpu_agent.store_client import UNCERTAIN
+from services.gpu_agent.engines.instances import Instance
+from services.gpu_agent.engines.order import wait_for_engine
+from services.gpu_agent.engines.slots import Slots, SlotTable
+from services.gpu_agent.lookup.leased import Ref, ref_of
+from services.gpu_agent.lookup.lookups import NOT_ERRORS
+from services.gpu_agent.lookup.requests import store_request_id
+from services.gpu_agent.store.arena import Arena
+from services.gpu_agent.store.client import UNCERTAIN
+from services.gpu_agent.store.sessions import SETTLE_SECONDS, SessionLost, StoreLink, StoreSession
 from services.gpu_agent.totals import Totals
 
 _log = get_logger("storing")

@@ -6,7 +6,7 @@ import numpy.typing as npt
 from kvblend.v1 import agent_pb2 as pb
 from services.common.errors import KvblendError
 from services.common.tokens import decode_tokens
-from services.gpu_agent.layouts import Layout
+from services.gpu_agent.engines.layouts import Layout
 
 Slots = npt.NDArray[np.int64]
 

@@ -15,12 +15,12 @@ from kvblend.v1 import common_pb2 as common
 from services.common.columns import Numbers
 from services.common.errors import KvblendError
 from services.common.tokens import TOKEN_BYTES
+from services.gpu_agent.copying.ranges import Mask, Range, mask_of
 from services.gpu_agent.devices.base import Stopped
-from services.gpu_agent.instances import Instance
-from services.gpu_agent.leased import Leased, Ref
-from services.gpu_agent.plan import NOTHING, Chunks, Plan
-from services.gpu_agent.ranges import Mask, Range, mask_of
-from services.gpu_agent.sessions import StoreSession
+from services.gpu_agent.engines.instances import Instance
+from services.gpu_agent.lookup.leased import Leased, Ref
+from services.gpu_agent.lookup.plan import NOTHING, Chunks, Plan
+from services.gpu_agent.store.sessions import StoreSession
 
 _MAX_STORE_ID_BYTES = 128
 

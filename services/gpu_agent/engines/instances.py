@@ -10,10 +10,10 @@ from kvblend.v1 import common_pb2 as common
 from kvblend.v1 import store_pb2 as store
 from services.common.errors import KvblendError
 from services.common.logs import get_logger
-from services.gpu_agent.descriptors import DescriptorSlots
 from services.gpu_agent.devices.base import SEMAPHORE_BYTES, Device, KvMemory, Stopped
-from services.gpu_agent.layouts import Layout, check_layout
-from services.gpu_agent.rope import RopeSpec, rope_spec
+from services.gpu_agent.engines.descriptors import DescriptorSlots
+from services.gpu_agent.engines.layouts import Layout, check_layout
+from services.gpu_agent.engines.rope import RopeSpec, rope_spec
 
 _log = get_logger("instances")
 

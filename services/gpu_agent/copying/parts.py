@@ -5,10 +5,10 @@ import numpy as np
 from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
 from services.common.columns import Numbers
-from services.gpu_agent.layouts import Layout
-from services.gpu_agent.plan import Chunks
-from services.gpu_agent.ranges import Mask, mask_of, parse_ranges, ranges_of
-from services.gpu_agent.slots import Slots, SlotTable
+from services.gpu_agent.copying.ranges import Mask, mask_of, parse_ranges, ranges_of
+from services.gpu_agent.engines.layouts import Layout
+from services.gpu_agent.engines.slots import Slots, SlotTable
+from services.gpu_agent.lookup.plan import Chunks
 
 _GOOD = common.REASON_UNSPECIFIED
 _UNWANTED = -1

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 
 from kvblend.v1 import agent_pb2 as pb
 from services.common.logs import get_logger
-from services.gpu_agent.descriptors import Chunk, DescriptorSlots, Refused, most_descriptors
+from services.gpu_agent.engines.descriptors import Chunk, DescriptorSlots, Refused, most_descriptors
 from services.gpu_agent.settings import AgentSettings
 
 _log = get_logger("descriptors")

@@ -20,18 +20,18 @@ from services.common.columns import Numbers
 from services.common.errors import KvblendError
 from services.common.failpoints import passage
 from services.common.logs import get_logger
-from services.gpu_agent.arena import Arena
 from services.gpu_agent.call import Call
+from services.gpu_agent.copying.parts import Parts
 from services.gpu_agent.devices.base import Bytes, Device, Hung, KvMemory, Piece, Steps, Stopped, Transfer
-from services.gpu_agent.instances import Instance
-from services.gpu_agent.leased import Leased, object_refs
-from services.gpu_agent.lookups import NOT_ERRORS, Copied, Lookups
-from services.gpu_agent.order import wait_for_engine
-from services.gpu_agent.parts import Parts
-from services.gpu_agent.plan import Chunks
-from services.gpu_agent.requests import LookupJob
-from services.gpu_agent.sessions import SETTLE_SECONDS, SessionLost, StoreLink, StoreSession
-from services.gpu_agent.store_client import UNCERTAIN
+from services.gpu_agent.engines.instances import Instance
+from services.gpu_agent.engines.order import wait_for_engine
+from services.gpu_agent.lookup.leased import Leased, object_refs
+from services.gpu_agent.lookup.lookups import NOT_ERRORS, Copied, Lookups
+from services.gpu_agent.lookup.plan import Chunks
+from services.gpu_agent.lookup.requests import LookupJob
+from services.gpu_agent.store.arena import Arena
+from services.gpu_agent.store.client import UNCERTAIN
+from services.gpu_agent.store.sessions import SETTLE_SECONDS, SessionLost, StoreLink, StoreSession
 from services.gpu_agent.totals import Totals
 
 _log = get_logger("retrieve")

@@ -11,8 +11,8 @@ from kvblend.v1 import store_pb2 as store
 from services.common.columns import Numbers, hashes, u32s
 from services.common.errors import KvblendError
 from services.common.identity import HASH_BYTES
-from services.gpu_agent.layouts import GroupShape
-from services.gpu_agent.leased import Leased, Ref, leased_of, refs_of
+from services.gpu_agent.engines.layouts import GroupShape
+from services.gpu_agent.lookup.leased import Leased, Ref, leased_of, refs_of
 
 _GOOD = common.REASON_UNSPECIFIED
 

@@ -10,11 +10,11 @@ from services.common.checksums import checksum_of
 from services.common.errors import KvblendError
 from services.gpu_agent.call import Call
 from services.gpu_agent.devices.base import Bytes, Device, Hung, Piece, Stopped
-from services.gpu_agent.instances import Instance
-from services.gpu_agent.layouts import GroupShape
-from services.gpu_agent.order import wait_for_engine
-from services.gpu_agent.rope import RopeSpec, check_ropes, prove
-from services.gpu_agent.slots import SlotTable
+from services.gpu_agent.engines.instances import Instance
+from services.gpu_agent.engines.layouts import GroupShape
+from services.gpu_agent.engines.order import wait_for_engine
+from services.gpu_agent.engines.rope import RopeSpec, check_ropes, prove
+from services.gpu_agent.engines.slots import SlotTable
 
 _CHECKSUM_BYTES = 8
 

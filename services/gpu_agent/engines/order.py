@@ -9,7 +9,7 @@ from kvblend.v1 import common_pb2 as common
 from services.common.errors import KvblendError
 from services.gpu_agent.call import Call
 from services.gpu_agent.devices.base import Device, Hung, KvMemory, Stopped
-from services.gpu_agent.instances import Instance
+from services.gpu_agent.engines.instances import Instance
 
 # Seconds between two looks: short at first, then an eighth of what was waited for already, as what lasts long is not
 # noticed much later by that.
