@@ -1,7 +1,8 @@
 """Layer by layer: an engine that waits for a step's semaphore finds the step's layers, and never waits in vain."""
 
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from agent_rig import CallFailed, Rig, blocks, failures, ranges, slots_of
+from agent_rig import INSTANCE, CallFailed, Rig, blocks, failures, ranges, slots_of
 from engine_memory import EngineMemory, make_rope, model_space, same_bits
 from fake_gpu import FakeDevice, FakeGpu, FakeStream
 from hypothesis import given
@@ -20,8 +21,9 @@ from kvblend.memory import SharedBuffer
 from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
 from services.common.checksums import checksum_of
-from services.gpu_agent.devices.base import Piece, Steps, Transfer
-from services.gpu_agent.devices.cpu import CpuDevice
+from services.gpu_agent.devices.base import Hung, Piece, Steps, Stopped, Transfer
+from services.gpu_agent.devices.cpu import CpuDevice, CpuKvMemory
+from services.gpu_agent.devices.cuda import memory
 from services.gpu_agent.engines.layouts import check_layout
 from services.gpu_agent.engines.rope import rope_spec
 
@@ -136,6 +138,39 @@ def test_semaphores_can_be_set_without_a_copy(device: str) -> None:
         assert retrieve.engine.snapshot() == before
 
 
+def test_stopped_steps_leave_no_signal_in_flight() -> None:
+    """A semaphore that is set later would be written into memory that is unmapped by then, or somebody else's."""
+    for patience in range(0, 60, 2):
+        device = FakeDevice(next(SEEDS), 1024)
+        with closing(Retrieve(device)) as retrieve:
+            looks = iter(range(patience))
+
+            def watch(looks: Iterator[int] = looks) -> None:
+                if next(looks, None) is None:
+                    raise Stopped(common.REASON_DEADLINE)
+
+            with suppress(Stopped):
+                retrieve.run(Steps(5, 0, VALUE), watch)
+            assert not device.gpu.in_flight
+
+
+def test_semaphores_that_a_gpu_does_not_set_keep_their_memory_until_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_SIGNAL_SECONDS", 0.05)
+    device = FakeDevice(next(SEEDS), 1024)
+    with closing(Retrieve(device)) as retrieve:
+        device.gpu.stuck = True
+        with pytest.raises(Hung) as caught:
+            retrieve.memory.set_semaphores(Steps(4, 2, VALUE))
+        given_back = threading.Event()
+        with ExitStack() as held:
+            held.callback(given_back.set)
+            caught.value.keep(held)
+        assert not given_back.wait(0.05)
+        device.gpu.stuck = False
+        assert given_back.wait(10)
+        assert retrieve.semaphores.tolist() == [0, 0, VALUE, VALUE, VALUE, VALUE, 0, 0, 0, 0, 0, 0]
+
+
 # Through the agent's calls
 
 
@@ -177,6 +212,24 @@ def test_an_engine_does_not_wait_for_a_store_that_is_away(rig: Rig, semaphores: 
     response = rig.retrieve(OTHER, steps=pb.LayerSteps(count=6, value=1))
     assert not response.written
     assert semaphores.tolist() == [1] * 6
+
+
+def test_an_engine_is_answered_though_its_semaphores_are_late_and_its_memory_stays_mapped(
+    rig: Rig, semaphores: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = threading.Event()
+
+    def hang(*_: Any) -> None:
+        raise Hung(lambda: end.wait(30) and None)
+
+    rig.fake.begin_reasons = [common.REASON_EVICTED] * 3
+    with monkeypatch.context() as patch:
+        patch.setattr(CpuKvMemory, "set_semaphores", hang)
+        response = rig.retrieve(OTHER, steps=pb.LayerSteps(count=6, value=1))
+    assert failures(response) == [(0, 40, "EVICTED")]
+    with pytest.raises(CallFailed, match="DEADLINE_EXCEEDED"):
+        rig.call("UnregisterKvCache", pb.UnregisterKvCacheRequest(instance_id=INSTANCE), timeout=0.5)
+    end.set()
 
 
 def test_corrupt_bytes_are_told_in_the_answer(rig: Rig, semaphores: np.ndarray) -> None:

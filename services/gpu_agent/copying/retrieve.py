@@ -103,8 +103,7 @@ class Retriever:
             work.parts.fail(common.REASON_SESSION_LOST)
         if work.steps is not None:
             # An engine must not wait for what has failed.
-            with instance.copying() as memory:
-                memory.set_semaphores(work.steps)
+            _set_semaphores(instance, work.steps)
         response, written, failed = parts.answer(sum(shape.token_bytes for shape in instance.layout.groups))
         self._totals.add_retrieve(response.bytes, written, failed)
         return response
@@ -185,6 +184,16 @@ def _steps(asked: pb.LayerSteps, memory: KvMemory) -> Steps | None:
             f"semaphores {asked.first} to {asked.first + asked.count - 1} of {memory.semaphores} that are registered",
         )
     return Steps(asked.count, asked.first, asked.value)
+
+
+def _set_semaphores(instance: Instance, steps: Steps) -> None:
+    with ExitStack() as held:
+        memory = held.enter_context(instance.copying())
+        try:
+            memory.set_semaphores(steps)
+        except Hung as hung:
+            _log.warning("an engine waits for the device", instance=instance.instance_id, detail=str(hung))
+            hung.keep(held)
 
 
 def _hindrances(work: _Work) -> Numbers:

@@ -128,7 +128,10 @@ class KvMemory(Protocol):
         """
 
     def set_semaphores(self, steps: Steps) -> None:
-        """Sets those of all steps, now, whatever else is going on."""
+        """Sets those of all steps, now, whatever else is going on.
+
+        Raises Hung when the device is late: they are set then, but not yet.
+        """
 
     def semaphore(self, index: int, watch: Watch) -> int:
         """What this one of `semaphores` is by now, whatever else is going on.

@@ -147,9 +147,13 @@ class Lane:
         self._begun = False
         try:
             slots = cycle(self._slots)
+            slot = self._slots[-1]
             for item in work:
                 if isinstance(item, Signal):
                     self._gpu.signal(*item, last)
+                    # Part of the latest slot's work: whoever gives the memory back waits for it as well.
+                    slot.since = time.monotonic()
+                    slot.done.record(last)
                     continue
                 slot = next(slots)
                 self._settle(slot, watch)

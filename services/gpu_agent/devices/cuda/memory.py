@@ -9,7 +9,7 @@ import torch
 
 from kvblend.v1 import common_pb2 as common
 from services.common.errors import KvblendError
-from services.gpu_agent.devices.base import SEMAPHORE_BYTES, Piece, Steps, Transfer, Watch
+from services.gpu_agent.devices.base import SEMAPHORE_BYTES, Hung, Piece, Steps, Transfer, Watch
 from services.gpu_agent.devices.cuda.batches import Batches, Packed
 from services.gpu_agent.devices.cuda.driver import CudaError
 from services.gpu_agent.devices.cuda.gpu import Gpu
@@ -119,8 +119,14 @@ class CudaKvMemory:
             address = self._semaphores + (steps.first + step) * SEMAPHORE_BYTES
             self._gpu.signal(address, steps.value, self._gpu.signals)
         until = time.monotonic() + _SIGNAL_SECONDS
-        while not self._gpu.signals.query() and time.monotonic() < until:
+        while not self._gpu.signals.query():
+            if time.monotonic() > until:
+                raise Hung(self._wait_for_signals, "the engine's semaphores are not set yet")
             time.sleep(_LOOK_SECONDS)
+
+    def _wait_for_signals(self) -> None:
+        self._gpu.enter()
+        self._gpu.signals.synchronize()
 
     def semaphore(self, index: int, watch: Watch) -> int:
         self._gpu.enter()
