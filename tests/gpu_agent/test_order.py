@@ -258,6 +258,14 @@ def test_an_engine_without_semaphores_is_told_so(rig: Rig, verb: str) -> None:
         CALLS[verb](rig, semaphore(1, 0))
 
 
+@pytest.mark.parametrize("kind", [pb.EVENT_KIND_CUDA_IPC, 99])
+def test_an_event_of_a_kind_that_this_device_lacks_is_refused(rig: Rig, kind: Any) -> None:
+    """Also of a kind that only a newer engine knows."""
+    rig.register()
+    with pytest.raises(CallFailed, match="HANDLE_UNUSABLE"):
+        store_call(rig, pb.Event(kind=kind))
+
+
 def test_a_semaphore_is_read_in_mapped_memory_only(rig: Rig, words: Words, monkeypatch: pytest.MonkeyPatch) -> None:
     """However often registrations come and go meanwhile."""
     looks: list[bool] = []

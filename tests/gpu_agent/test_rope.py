@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from services.common.errors import KvblendError
 from services.gpu_agent.devices.base import Piece
 from services.gpu_agent.devices.cpu import CpuDevice
 from services.gpu_agent.engines.layouts import GroupShape, check_layout
+from services.gpu_agent.engines.prove import prove_rope
 from services.gpu_agent.engines.rope import check_ropes, prove, rope_spec
 
 HEADS, SIZE = 3, 64
@@ -146,6 +149,18 @@ def test_case_36_a_misdeclared_rope_is_refused(fault: Callable[[common.Rope], co
     engine = Engine(dtype=dtype)
     with pytest.raises(KvblendError, match="ROPE_MISMATCH"):
         prove(engine.proof(3, 2048), rope_spec(fault(engine.rope)), SHAPE, DTYPES[dtype])
+
+
+def test_k_that_is_not_rotated_may_be_even() -> None:
+    """Its dtype decides nothing, as it is moved bit for bit: ones, which bf16 has as well, are no misdeclared f16."""
+    rope = no_rotation(common.Rope())
+    space = model_space(KvShape.contiguous(1, HEADS, SIZE, 8, common.DTYPE_FLOAT16), rope)
+    layout: Any = SimpleNamespace(dtype=common.DTYPE_FLOAT16, groups=[SHAPE])
+    instance: Any = SimpleNamespace(space=space, ropes=[rope_spec(rope)], layout=layout, rope_proven=False)
+    key = np.ones(HEADS * SIZE, "<f4").tobytes()
+    proof = pb.RopeProof(position_a=0, key_a=key, position_b=100, key_b=key)
+    assert prove_rope(instance, pb.RegisterRopeRequest(ropes=[rope], proofs=[proof])) == 0.0
+    assert instance.rope_proven
 
 
 def zeros(proof: pb.RopeProof) -> None:

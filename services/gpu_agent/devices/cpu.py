@@ -67,7 +67,7 @@ class CpuDevice:
     def opened(self, event: pb.Event) -> AbstractContextManager[Callable[[], bool]]:
         raise KvblendError(
             "HANDLE_UNUSABLE",
-            f"{pb.EventKind.Name(event.kind)} needs the cuda device; this agent runs the cpu device",
+            f"an event of kind {event.kind} needs the cuda device; this agent runs the cpu device",
         )
 
 
