@@ -13,11 +13,11 @@ from services.gpu_agent.devices.base import Stopped
 class Call:
     """One call's deadline and life. Times are seconds."""
 
-    def __init__(self, context: grpc.ServicerContext, *more: Callable[[], None]) -> None:
-        """`more` are further watches, each raising Stopped."""
+    def __init__(self, context: grpc.ServicerContext, *more: Callable[[], None], margin: float = 0.0) -> None:
+        """`more` are further watches, each raising Stopped. `margin` seconds of the caller's time are kept back."""
         self._context = context
         self._more = more
-        self._deadline = time.monotonic() + (context.time_remaining() or 0.0)
+        self._deadline = time.monotonic() + (context.time_remaining() or 0.0) - margin
 
     def left(self) -> float:
         """Raises KvblendError DEADLINE_EXCEEDED when nothing is left."""

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import grpc
@@ -50,7 +50,7 @@ class Parts:
     storer: Storer
     totals: Totals
     latencies: Latencies
-    # Kept back of a lookup's time for the answer's way.
+    # Kept back of a lookup's time for the answer's way, and of a copy's for its last layers as well.
     margin_seconds: float
     engine_grace_seconds: float
 
@@ -79,6 +79,10 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         if space.model_space_id not in (b"", own):
             raise KvblendError("INVALID_SPACE", "model_space_id is not that of this instance's registration")
         space.model_space_id = own
+
+    def _copying_call(self, context: grpc.ServicerContext, *watches: Callable[[], None]) -> Call:
+        """Stops before its caller gives up: an engine uses the slots for something else from then on."""
+        return Call(context, *watches, margin=self._parts.margin_seconds)
 
     # Registration
 
@@ -194,7 +198,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
             raise KvblendError(
                 "SUPERSEDED", f"attempt {request.request.attempt} is not the one looked up, which is {job.attempt}"
             )
-        call = Call(context, instance.watch, job.watch)
+        call = self._copying_call(context, instance.watch, job.watch)
         if job.wait(call.left()).state != pb.LOOKUP_STATE_DONE:
             raise KvblendError("DEADLINE_EXCEEDED", "the lookup was not done in time")
         return self._parts.retriever.retrieve(instance, job, request, call)
@@ -207,7 +211,8 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         decode_tokens(request.context.tokens, field="context", allow_empty=True)
         self._complete(request.space, instance, context)
         with self._parts.tickets.open(key) as ticket:
-            return self._parts.storer.store_kv(instance, request, tokens, Call(context, instance.watch, ticket.watch))
+            call = self._copying_call(context, instance.watch, ticket.watch)
+            return self._parts.storer.store_kv(instance, request, tokens, call)
 
     # Everything else
 

@@ -243,9 +243,18 @@ def test_semaphores_that_the_engine_takes_back_are_not_looked_at(rig: Rig, words
 
 
 @pytest.mark.parametrize("verb", CALLS)
-@pytest.mark.parametrize("event", [semaphore(1, WORDS), semaphore(1, 2**32 - 1), semaphore(0)])
+@pytest.mark.parametrize(
+    "event",
+    [
+        semaphore(1, WORDS),
+        semaphore(1, 2**32 - 1),
+        semaphore(0),
+        pb.Event(semaphore=2, value=5),
+        pb.Event(handle=b"h" * 64),
+    ],
+)
 def test_semaphores_that_there_are_not_are_refused(rig: Rig, words: Words, verb: str, event: pb.Event) -> None:
-    """A value of 0 would be there from the beginning: nobody means that."""
+    """A value of 0 would be there from the beginning: nobody means that. Nor an event that says not what it is."""
     before = rig.engine.snapshot()
     with pytest.raises(CallFailed, match="INVALID_ARGUMENT"):
         CALLS[verb](rig, event)

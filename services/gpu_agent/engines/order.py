@@ -33,8 +33,10 @@ def wait_for_engine(device: Device, instance: Instance, event: pb.Event, call: C
         KvblendError: INVALID_ARGUMENT, HANDLE_UNUSABLE: there is no such event. DEADLINE_EXCEEDED: it did not come.
             SUPERSEDED, UNKNOWN_INSTANCE: the request or the instance ended meanwhile.
     """
-    if event.kind in (pb.EVENT_KIND_UNSPECIFIED, pb.EVENT_KIND_COMPLETE):
+    if event.kind == pb.EVENT_KIND_COMPLETE or event == pb.Event():
         return
+    if event.kind == pb.EVENT_KIND_UNSPECIFIED:
+        raise KvblendError("INVALID_ARGUMENT", "the event does not say of which kind it is")
     began = time.monotonic()
     with ExitStack() as opened:
         if event.kind == pb.EVENT_KIND_SEMAPHORE:
