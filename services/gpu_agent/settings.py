@@ -69,8 +69,8 @@ class AgentSettings(ServiceSettings):
         10,
         ge=1,
         le=1000,
-        description="Milliseconds of a call's deadline kept back: for a copy's last layers, and for the answer's way to "
-        "the engine.",
+        description="Milliseconds of a call's deadline kept back: for a copy's last layers, and for the answer's way "
+        "to the engine.",
     )
 
     @field_validator("device")
