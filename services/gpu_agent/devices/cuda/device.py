@@ -38,7 +38,8 @@ class CudaDevice:
         """`gpu` is a UUID; empty: the only visible one."""
         try:
             ordinal, self.uuid = choose_gpu(visible_gpus(), gpu)
-            self.name = f"cuda {self.uuid}"
+            # As much of it as tells GPUs apart, on a screen.
+            self.name = f"cuda {self.uuid[:12]}"
             self._gpu = Gpu(ordinal)
             free, _ = self._gpu.driver.memory()
             self.host = HostMemory(self._gpu.driver)
