@@ -1,5 +1,6 @@
 """A running agent, an engine's memory, and calls to the agent over a socket."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -50,6 +51,7 @@ class Rig:
         self.engine = EngineMemory("paged_nhd", shape, seed, shm_dir)
         self.space = model_space(shape, make_rope(common.ROPE_STYLE_NEOX, shape.head_size), CHUNK)
         self.metadata: tuple[tuple[str, str], ...] = ()
+        self._closing = ExitStack()
 
     def call(self, method: str, request: Any, timeout: float = 10.0) -> Any:
         try:
@@ -69,6 +71,19 @@ class Rig:
 
     def register(self, **changes: Any) -> pb.RegisterKvCacheResponse:
         return self.call("RegisterKvCache", self.registration(**changes))
+
+    def hold_session(self) -> None:
+        """Until the channel is closed, as an engine does: a registration without a session soon ends."""
+        closed = threading.Event()
+        self._closing.callback(closed.set)
+
+        def requests() -> Iterator[pb.EngineSessionRequest]:
+            yield pb.EngineSessionRequest(instance_id=INSTANCE)
+            closed.wait()
+
+        # A call that nobody holds is cancelled.
+        self._session = self.stub.EngineSession(requests(), metadata=self.metadata)
+        next(self._session)
 
     def prove_rope(self) -> None:
         rope = self.space.groups[0].rope
@@ -126,6 +141,7 @@ class Rig:
             return False
 
     def close(self) -> None:
+        self._closing.close()
         self.channel.close()
         self.engine.close()
 

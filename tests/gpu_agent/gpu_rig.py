@@ -88,6 +88,7 @@ class GpuStack(Stack):
         rig = GpuRig(self.target("agent"), arrangement, shape, rope, seed)
         self._rigs.append(rig)
         rig.register(**changes)
+        rig.hold_session()
         return rig
 
 

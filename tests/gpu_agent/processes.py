@@ -96,6 +96,7 @@ class Stack:
         self._rigs.append(rig)
         rig.wait_for(rig._ready, 30)
         rig.register()
+        rig.hold_session()
         rig.prove_rope()
         return rig
 

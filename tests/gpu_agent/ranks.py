@@ -27,6 +27,7 @@ class Engine:
             rig.space.tensor_parallel = RANKS
             rig.space.groups[0].kv_heads = RANKS * rig.engine.shape.heads
             rig.register(rank=common.Rank(tensor=rank))
+            rig.hold_session()
             rig.prove_rope()
 
     def prefix(self, prompt: list[int], name: str) -> list[int]:

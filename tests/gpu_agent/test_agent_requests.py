@@ -200,6 +200,14 @@ def test_a_store_that_contradicts_itself_is_not_believed(stored: Rig) -> None:
         get(stored)
 
 
+def test_segments_that_overlap_are_not_believed(rig: Rig) -> None:
+    rig.store(TEXT, blocks(*range(10)))
+    rig.fake.serve_segment(3, 0, 20)
+    rig.fake.serve_segment(22, 20, 10)
+    with pytest.raises(CallFailed, match="overlap"):
+        rig.lookup(TEXT)
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

@@ -5,13 +5,12 @@ import numpy as np
 from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
 from services.common.columns import Numbers
-from services.gpu_agent.copying.ranges import Mask, mask_of, parse_ranges, ranges_of
+from services.gpu_agent.copying.ranges import NO_RANGES, Range, Ranges, parse_ranges
 from services.gpu_agent.engines.layouts import Layout
 from services.gpu_agent.engines.slots import Slots, SlotTable
 from services.gpu_agent.lookup.plan import Chunks
 
 _GOOD = common.REASON_UNSPECIFIED
-_UNWANTED = -1
 
 
 def first_bad(reasons: Numbers) -> Numbers:
@@ -32,21 +31,22 @@ class Parts:
         Raises:
             KvblendError: for a request that cannot be meant.
         """
-        owner = np.full(tokens, -1, np.int64)
-        positions, of = chunks.tokens()
-        owner[positions] = of
-        wanted = _wanted(request, owner >= 0)
-        self._uncovered = wanted & (owner < 0)
-        self._written = np.flatnonzero(wanted & (owner >= 0))
+        wanted = _wanted(request, tokens)
+        begins, stops = chunks.query_positions, chunks.query_positions + chunks.lengths
+        # The wanted ranges low to high - 1 have tokens of a chunk.
+        low = np.searchsorted(wanted.ends, begins, "right")
+        counts = np.maximum(np.searchsorted(wanted.firsts, stops, "left") - low, 0)
+        of = np.repeat(np.arange(len(chunks)), counts)
+        ranges = low[of] + np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
+        firsts, ends = np.maximum(begins[of], wanted.firsts[ranges]), np.minimum(stops[of], wanted.ends[ranges])
+        some = firsts < ends
+        self.chunks, self.firsts, self.ends = of[some], firsts[some], ends[some]
+        self.reasons = np.full(len(self.chunks), _GOOD, np.int64)
+        # All that was found was wanted, or what was not found has to be told.
+        self._uncovered = wanted.without(self.firsts, self.ends) if request.ranges else NO_RANGES
+        positions = _each(self.firsts, self.ends)
         self.slots: Slots = np.full(tokens, -1, np.int64)
-        self.slots[self._written] = SlotTable(request.slots, layout).of(self._written)
-        owner = owner[self._written]
-        begins = np.flatnonzero((np.diff(owner, prepend=-1) != 0) | (np.diff(self._written, prepend=-2) != 1))
-        self.chunks = owner[begins]
-        self.firsts = self._written[begins]
-        self._lengths = np.diff(begins, append=len(owner))
-        self.ends = self.firsts + self._lengths
-        self.reasons = np.full(len(begins), _GOOD, np.int64)
+        self.slots[positions] = SlotTable(request.slots, layout).of(positions)
 
     def good(self) -> Numbers:
         """Which parts nothing stands in the way of."""
@@ -71,24 +71,34 @@ class Parts:
 
     def answer(self, token_bytes: int) -> tuple[pb.RetrieveResponse, int, int]:
         """The answer, and how many tokens were written and how many not; `token_bytes` of one token's KV."""
-        reasons = np.full(len(self.slots), _UNWANTED, np.int64)
-        reasons[self._uncovered] = common.REASON_NOT_IN_ANSWER
-        reasons[self._written] = np.repeat(self.reasons, self._lengths)
-        good, bad = reasons == _GOOD, reasons > _GOOD
-        response = pb.RetrieveResponse(written=[item.message() for item in ranges_of(good)])
-        for reason in np.unique(reasons[bad]).tolist():
-            response.failed.extend(
-                pb.FailedRange(range=item.message(), reason=reason) for item in ranges_of(reasons == reason)
-            )
-        written = int(good.sum())
-        response.bytes = written * token_bytes
-        return response, written, int(bad.sum())
+        firsts = np.append(self.firsts, self._uncovered.firsts)
+        ends = np.append(self.ends, self._uncovered.ends)
+        missing = np.full(len(self._uncovered.firsts), common.REASON_NOT_IN_ANSWER)
+        reasons = np.append(self.reasons, missing)
+        response, counts = pb.RetrieveResponse(), [0, 0]
+        for reason in np.unique(reasons).tolist():
+            told = Ranges.joined(firsts[reasons == reason], ends[reasons == reason])
+            messages = told.messages()
+            if reason == _GOOD:
+                response.written.extend(messages)
+            else:
+                response.failed.extend(pb.FailedRange(range=message, reason=reason) for message in messages)
+            counts[reason != _GOOD] += told.tokens
+        response.bytes = counts[0] * token_bytes
+        return response, counts[0], counts[1]
 
 
-def _wanted(request: pb.RetrieveRequest, covered: Mask) -> Mask:
-    """Flags of the tokens to write: the ranges named, or else all that was found."""
-    tokens = len(covered)
-    ranges = parse_ranges(request.ranges, tokens)
-    wanted = mask_of(ranges, tokens) if ranges else covered.copy()
-    wanted[: request.skip_first_tokens] = False
-    return wanted
+def _wanted(request: pb.RetrieveRequest, tokens: int) -> Ranges:
+    """The tokens to write, if they are found: the ranges named, or else all."""
+    named = parse_ranges(request.ranges, tokens) or [Range(0, tokens)]
+    firsts, ends = (
+        np.array(column, np.int64) for column in zip(*((item.first, item.end) for item in named), strict=True)
+    )
+    return Ranges.joined(np.maximum(firsts, request.skip_first_tokens), ends)
+
+
+def _each(firsts: Numbers, ends: Numbers) -> Numbers:
+    """The numbers of all ranges [first, end), one after the other."""
+    lengths = ends - firsts
+    before = np.cumsum(lengths) - lengths
+    return np.repeat(firsts - before, lengths) + np.arange(lengths.sum())

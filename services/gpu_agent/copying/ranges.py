@@ -1,4 +1,4 @@
-"""Token ranges of a prompt, and their arithmetic as one flag a token."""
+"""Token ranges of a prompt, and their arithmetic: as sorted columns, or as one flag a token."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvblend.v1 import agent_pb2 as pb
+from services.common.columns import Numbers
 from services.common.errors import KvblendError
 
 # One flag for each token of the prompt.
@@ -23,8 +24,37 @@ class Range:
     def __len__(self) -> int:
         return self.end - self.first
 
-    def message(self) -> pb.TokenRange:
-        return pb.TokenRange(first=self.first, length=len(self))
+
+@dataclass(frozen=True)
+class Ranges:
+    """Tokens [firsts[i], ends[i]), [n] each: ascending, none empty, none touching the next."""
+
+    firsts: Numbers
+    ends: Numbers
+
+    @classmethod
+    def joined(cls, firsts: Numbers, ends: Numbers) -> "Ranges":
+        """Of ranges in any order, which may overlap, touch or be empty."""
+        some = firsts < ends
+        order = np.argsort(firsts[some], kind="stable")
+        firsts, reached = firsts[some][order], np.maximum.accumulate(ends[some][order])
+        starts = np.flatnonzero(np.append(True, firsts[1:] > reached[:-1])[: len(firsts)])
+        return cls(firsts[starts], reached[np.append(starts[1:], len(firsts))[: len(starts)] - 1])
+
+    @property
+    def tokens(self) -> int:
+        return int((self.ends - self.firsts).sum())
+
+    def without(self, firsts: Numbers, ends: Numbers) -> "Ranges":
+        """What is left when these, which ascend, do not overlap and lie inside, are taken out."""
+        return Ranges.joined(np.sort(np.append(self.firsts, ends)), np.sort(np.append(self.ends, firsts)))
+
+    def messages(self) -> list[pb.TokenRange]:
+        pairs = zip(self.firsts.tolist(), self.ends.tolist(), strict=True)
+        return [pb.TokenRange(first=first, length=end - first) for first, end in pairs]
+
+
+NO_RANGES = Ranges(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def mask_of(ranges: Iterable[Range], tokens: int) -> Mask:
@@ -33,12 +63,6 @@ def mask_of(ranges: Iterable[Range], tokens: int) -> Mask:
     for item in ranges:
         mask[item.first : item.end] = True
     return mask
-
-
-def ranges_of(mask: Mask) -> list[Range]:
-    """The maximal stretches of set flags, ascending."""
-    edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0))
-    return [Range(int(first), int(end)) for first, end in edges.reshape(-1, 2)]
 
 
 def parse_ranges(ranges: Iterable[pb.TokenRange], tokens: int) -> list[Range]:

@@ -44,11 +44,15 @@ class SlotTable:
         """
         if not len(positions):
             return positions
-        self.require(int(positions.max()) + 1)
+        self.require(int(positions[-1]) + 1)
         index = positions + self._first
-        places = index // self._block_tokens
-        slots = index + (self._blocks[places] - places) * self._block_tokens
-        used = self._blocks[places[np.flatnonzero(np.diff(places, prepend=-1))]]
+        places = np.arange(index[0] // self._block_tokens, index[-1] // self._block_tokens + 1)
+        # How many of the positions lie in each of these blocks.
+        counts = np.diff(np.searchsorted(index, places * self._block_tokens), append=0)
+        counts[-1] += len(index)
+        blocks = self._blocks[places]
+        slots = index + np.repeat((blocks - places) * self._block_tokens, counts)
+        used = blocks[counts > 0]
         # Blocks that differ have no slot in common; else all slots are looked at.
         if len(np.unique(used)) != len(used) and len(np.unique(slots)) != len(slots):
             raise KvblendError("INVALID_ARGUMENT", "block_ids names a block twice among those to be copied")

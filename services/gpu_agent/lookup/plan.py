@@ -122,6 +122,8 @@ def _check(summary: store.LookupSummary, tokens: int) -> int:
         raise KvblendError("INTERNAL", "it lists other chunks than it names")
     if summary.prefix_tokens > tokens or (ends > tokens).any():
         raise KvblendError("INTERNAL", "it leaves the prompt")
+    if (u32s(segments.query_positions) < np.append(summary.prefix_tokens, ends)[:-1]).any():
+        raise KvblendError("INTERNAL", "its segments overlap")
     return len(prefix) + len(of_segments)
 
 
