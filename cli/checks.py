@@ -130,7 +130,7 @@ def check_gpu() -> list[Finding]:
         if Path("/dev/nvidiactl").exists():
             return [Finding("GPU", WARN, "a device, but no nvidia-smi", "install the driver's utilities")]
         return [Finding("GPU", OK, text)]
-    query = [tool, "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    query = [tool, "--query-gpu=name,memory.total,uuid", "--format=csv,noheader"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -138,7 +138,12 @@ def check_gpu() -> list[Finding]:
     lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
     if done.returncode or not lines:
         return [Finding("GPU", WARN, f"nvidia-smi fails: {(done.stderr or done.stdout).strip()}", "check the driver")]
-    return [Finding("GPU", OK, "; ".join(lines))]
+    text = "; ".join(lines)
+    if not _is_installed("triton"):
+        return [
+            Finding("GPU", WARN, f"{text}, but no Triton: the cpu device only", "install a build of torch for CUDA")
+        ]
+    return [Finding("GPU", OK, f"{text} (use it with kvblend up --device cuda)")]
 
 
 def check_redis(url: str) -> list[Finding]:

@@ -32,6 +32,8 @@ def up(
     arena_bytes: Annotated[str, typer.Option(metavar="SIZE", help="Shared memory for KV, such as 2GiB.")] = "2GiB",
     chunk_tokens: Annotated[int, typer.Option(help="Tokens in a chunk: a power of two, 16 to 1024.")] = 256,
     redis_url: Annotated[str, typer.Option(metavar="URL", help="Redis or Valkey behind the shared memory.")] = "",
+    device: Annotated[str, typer.Option(help="Where engines' KV is: cpu (shared memory) or cuda.")] = "cpu",
+    gpu: Annotated[str, typer.Option(metavar="UUID", help="cuda: of several GPUs the one to serve.")] = "",
     run_dir: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Logs go to DIR/logs; the matcher keeps what it knows in DIR/matcher.db."),
@@ -44,7 +46,7 @@ def up(
     from cli.up import UpOptions, run
 
     listen = {"matcher": matcher_listen, "store": store_listen, "agent": agent_listen}
-    raise typer.Exit(run(UpOptions(name, arena_bytes, chunk_tokens, redis_url, run_dir, listen)))
+    raise typer.Exit(run(UpOptions(name, arena_bytes, chunk_tokens, redis_url, run_dir, listen, device, gpu)))
 
 
 @app.command()

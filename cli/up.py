@@ -40,6 +40,8 @@ class UpOptions:
     redis_url: str
     run_dir: Path | None
     listen: Mapping[str, str]
+    device: str
+    gpu: str
 
 
 def run(options: UpOptions) -> int:
@@ -66,6 +68,8 @@ def _plan(options: UpOptions) -> Plan:
         arena_bytes=arena_bytes,
         chunk_tokens=options.chunk_tokens,
         redis_url=options.redis_url,
+        device=options.device,
+        extra={"agent": ["--gpu", options.gpu]} if options.gpu else {},
     )
 
 

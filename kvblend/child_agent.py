@@ -53,6 +53,7 @@ class ChildAgent:
         Args:
             folder: for the socket and the lock, on a local file system; the same for all engines of a container.
             store: the store's gRPC target.
+            device: cuda or cpu, as the agent's setting.
             gpu: UUID of the GPU (nvidia-smi -L); empty: the only visible one.
             settings: further settings of the agent by name, such as {"staging_mib": "64"}.
 

@@ -44,10 +44,6 @@ def token_bytes(tokens: Tokens) -> bytes:
     return np.ascontiguousarray(tokens, dtype="<u4").tobytes()
 
 
-def _failed(reason: str, detail: str) -> dict[str, object]:
-    return {"ok": False, "reason": reason, "detail": detail}
-
-
 @dataclass(frozen=True)
 class _KvCache:
     """A registration; `request` lacks the memories, which are named anew whenever it is sent."""

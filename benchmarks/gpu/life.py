@@ -4,8 +4,9 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,8 @@ _NOISE_BYTES = 64 << 20
 def run(quick: bool, screen: Screen) -> dict[str, Any]:
     times = 3 if quick else 20
     with LocalServices(arena_bytes=1 << 30, device="cuda", start_timeout=300) as services:
-        seconds = killed_and_restarted(services.agent_target, times)
+        engine = partial(light_engine, services.agent_target)
+        seconds = killed_and_restarted(engine, CHUNKS * CHUNK_BYTES, times)
     result = {"times": times, "median_s": statistics.median(seconds), "worst_s": max(seconds), "seconds": seconds}
     screen.line(
         f"a killed engine's {CHUNKS * CHUNK_BYTES >> 20} MiB are free after {result['median_s']:.3f} s, "
@@ -34,20 +36,23 @@ def run(quick: bool, screen: Screen) -> dict[str, Any]:
     return result
 
 
-def killed_and_restarted(agent: str, times: int) -> list[float]:
+def killed_and_restarted(
+    engine: Callable[[str], AbstractContextManager["subprocess.Popen[str]"]], nbytes: int, times: int
+) -> list[float]:
     """Seconds, for each of so many engines that are killed one after the other, until its memory is free.
 
-    Raises RuntimeError if an engine does not find the memory of the one before.
+    `engine` starts one with an instance id and so many bytes of GPU memory. Raises RuntimeError if an engine does not
+    find the memory of the one before.
     """
     # The agent prepares its kernels for the first one.
-    with light_engine(agent, "first"):
+    with engine("first"):
         pass
     time.sleep(2)
     baseline = free_bytes()
     seconds = []
     for number in range(times):
-        with light_engine(agent, f"engine-{number}") as process:
-            if free_bytes() > baseline - CHUNKS * CHUNK_BYTES:
+        with engine(f"engine-{number}") as process:
+            if free_bytes() > baseline - nbytes:
                 raise RuntimeError("the engine has no memory of its own")
             process.kill()
             process.wait()

@@ -142,10 +142,6 @@ class DemoSession:
         return str(self._tokenizer.decode(answer.tokens, skip_special_tokens=True)).strip()
 
 
-def _place(segment: Segment) -> SegmentPlace:
-    return SegmentPlace(segment.query_position, segment.stored_position, segment.length, segment.document)
-
-
 def _segments(answer: Answer) -> Sequence[Segment]:
     return answer.lookup.segments if answer.lookup else ()
 

@@ -85,7 +85,7 @@ AGENT_STATS = agent_pb2.GetAgentStatsResponse(
     stored_bytes=3 * GIB,
     retrieved_tokens=24_844_032,
     latencies=[latency("Retrieve", 905, 3.3, 9.2)],
-    device="cpu",
+    device="cuda GPU-8f2c0e1d",
 )
 
 

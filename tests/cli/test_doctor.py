@@ -115,11 +115,28 @@ def test_what_a_killed_process_left_in_shared_memory_is_found(tmp_path: Path) ->
     assert "2.0 KiB" in findings[1].text
 
 
-def test_a_tool_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho 'no devices were found' >&2\nexit 6\n")
+def gpu_finding(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> Finding:
+    """With a driver's tool that is this script."""
+    tool = folder / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
     tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     (finding,) = checks.check_gpu()
+    return finding
+
+
+@pytest.mark.parametrize(("triton", "level", "advice"), [(True, OK, "--device cuda"), (False, WARN, "torch for CUDA")])
+def test_a_gpu_is_told_with_what_it_takes_to_use_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, triton: bool, level: str, advice: str
+) -> None:
+    monkeypatch.setattr(checks, "_is_installed", lambda name: triton or name != "triton")
+    finding = gpu_finding(monkeypatch, tmp_path, "echo 'NVIDIA H200, 143771 MiB, GPU-1234'")
+    assert finding.level == level
+    assert "GPU-1234" in finding.text
+    assert advice in finding.text + finding.advice
+
+
+def test_a_tool_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    finding = gpu_finding(monkeypatch, tmp_path, "echo 'no devices were found' >&2\nexit 6")
     assert finding.level == WARN
     assert "no devices were found" in finding.text

@@ -161,6 +161,7 @@ def test_a_killed_up_leaves_nothing_running(up: Up) -> None:
         ("--chunk-tokens", "300", "power of two from 16 to 1024"),
         ("--arena-bytes", "lots", "such as 2GiB"),
         ("--arena-bytes", "1024", "greater than or equal to 1048576"),
+        ("--device", "tpu", "must be cpu or cuda"),
         ("--name", "Not A Name", "a-z, 0-9 and -"),
         ("--redis-url", "http://127.0.0.1", "must start with redis://"),
         ("--agent-listen", "50053", "host:port or unix:/absolute/path"),
@@ -187,6 +188,16 @@ def test_case_73_more_memory_than_there_is_ends_the_start_with_one_line(shm_dir:
     assert line.startswith("kvblend store: setting arena_bytes = 1099511627776000 is refused")
     assert up.pids() == []
     assert not up.arena.exists()
+
+
+def test_a_gpu_that_is_not_there_ends_the_start_with_one_line(shm_dir: Path) -> None:
+    up = Up(shm_dir, f"g{os.getpid()}")
+    up.end()
+    done = kvblend(*up.arguments(), "--device", "cuda", "--gpu", "GPU-none", environment=up.environment())
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("kvblend gpu_agent: device = cuda cannot be used: ")
+    assert up.pids() == []
 
 
 def test_local_services_come_back_after_a_kill_and_leave_nothing(tmp_path: Path) -> None:

@@ -31,15 +31,16 @@ class EngineMemory:
         self.dtype = DTYPES[shape.dtype]
         self.shapes = buffer_shapes(arrangement, shape)
         self.buffers = [SharedBuffer(prod(dims) * self.dtype.itemsize, directory) for dims in self.shapes]
-        generator = torch.Generator().manual_seed(seed)
-        for tensor in self._tensors():
-            tensor.copy_(arbitrary(tensor.numel(), self.dtype, generator).view(tensor.shape))
-
-    def _tensors(self) -> list[torch.Tensor]:
-        return [
+        self._views = [
             torch.frombuffer(buffer.array, dtype=self.dtype).view(dims)
             for buffer, dims in zip(self.buffers, self.shapes, strict=True)
         ]
+        generator = torch.Generator().manual_seed(seed)
+        for tensor in self._views:
+            tensor.copy_(arbitrary(tensor.numel(), self.dtype, generator).view(tensor.shape))
+
+    def _tensors(self) -> list[torch.Tensor]:
+        return self._views
 
     @property
     def handles(self) -> list[pb.DeviceHandle]:
@@ -103,6 +104,7 @@ class EngineMemory:
         return [bytes(buffer.array) for buffer in self.buffers]
 
     def close(self) -> None:
+        self._views = []
         for buffer in self.buffers:
             buffer.close()
 

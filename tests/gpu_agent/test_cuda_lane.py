@@ -2,6 +2,7 @@
 
 import ctypes
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import count
@@ -167,9 +168,13 @@ def test_a_kernel_that_hangs_while_it_is_prepared_is_said_and_shuts_its_lane_unt
             with pytest.raises(KvblendError, match=why):
                 transfer.memory.prepare([rope_spec(NEOX)])
         transfer.device.gpu.stuck = False
-        turn = transfer.device.inbound._turn
-        assert turn.acquire(timeout=10)
-        turn.release()
+        give_up_at = time.monotonic() + 10
+
+        def watch() -> None:
+            assert time.monotonic() < give_up_at, "the lane stays shut"
+
+        with transfer.device.inbound._turn.taken(watch):
+            pass
         transfer.memory.prepare([rope_spec(NEOX)])
         transfer.gather()
         assert transfer.arrived()
@@ -205,10 +210,9 @@ def test_both_directions_run_side_by_side(transfer: Transfer) -> None:
     """A store that cannot go on does not stop a retrieve."""
     transfer.gather()
     original = transfer.engine.read(transfer.slots.tolist())
-    assert transfer.device.outbound._turn.acquire(timeout=1)
-    transfer.engine.write(transfer.slots.tolist(), original * 0)
-    transfer.memory.scatter(0, [transfer.piece], rope_spec(NEOX), lambda: None)
-    transfer.device.outbound._turn.release()
+    with transfer.device.outbound._turn.taken(_give_up):
+        transfer.engine.write(transfer.slots.tolist(), original * 0)
+        transfer.memory.scatter(0, [transfer.piece], rope_spec(NEOX), lambda: None)
     assert same_bits(transfer.engine.read(transfer.slots.tolist()), original)
 
 

@@ -13,9 +13,13 @@ def make_device(settings: AgentSettings, stack: ExitStack, lost: Callable[[str],
     """Exits with one line where there is no such device; the stack closes it. `lost` is told why it works no more."""
     if settings.device == "cpu":
         return CpuDevice(settings.shm_dir, settings.copy_threads)
-    # Imports Triton, which only machines with a GPU have.
-    from services.gpu_agent.devices.cuda.device import CudaDevice, NoGpuError
-
+    try:
+        # Imports Triton, which comes with torch's builds for CUDA.
+        from services.gpu_agent.devices.cuda.device import CudaDevice, NoGpuError
+    except ModuleNotFoundError as error:
+        raise SystemExit(
+            f"kvblend gpu_agent: device = cuda cannot be used: {error}; install a build of torch for CUDA"
+        ) from error
     try:
         device = CudaDevice(settings.gpu, settings.staging_mib << 20, settings.hang_seconds)
     except NoGpuError as error:

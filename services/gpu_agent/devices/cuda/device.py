@@ -34,12 +34,12 @@ class CudaDevice:
         NoGpuError: in a line for people.
     """
 
-    name = "cuda"
-
     def __init__(self, gpu: str, slot_bytes: int, hang_seconds: float) -> None:
         """`gpu` is a UUID; empty: the only visible one."""
         try:
             ordinal, self.uuid = choose_gpu(visible_gpus(), gpu)
+            # As much of it as tells GPUs apart, on a screen.
+            self.name = f"cuda {self.uuid[:12]}"
             self._gpu = Gpu(ordinal)
             free, _ = self._gpu.driver.memory()
             self.host = HostMemory(self._gpu.driver)

@@ -5,7 +5,6 @@ runs and the host prepares the next. The host waits for a slot before it fills i
 a transfer is stopped, or found to hang.
 """
 
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,6 +20,7 @@ from services.gpu_agent.devices.base import Bytes, Hung, Watch
 from services.gpu_agent.devices.cuda.batches import SUMS_BYTES, Batch, Fragment, Packed, pack, table_bytes
 from services.gpu_agent.devices.cuda.gpu import Gpu
 from services.gpu_agent.devices.cuda.host import HostMemory, address_of
+from services.gpu_agent.devices.cuda.turn import Turn
 
 # Filled, copied and moved by the kernel at the same time.
 _SLOTS = 3
@@ -85,7 +85,7 @@ class Lane:
         self._slots = [Slot(gpu, slot_bytes) for _ in range(_SLOTS)]
         self._begin, self._end = gpu.event(timing=True), gpu.event(timing=True)
         self._begun = False
-        self._turn = threading.Lock()
+        self._turn = Turn()
         # Of the running transfer, by the number of its pieces.
         self._terms: defaultdict[int, int] = defaultdict(int)
 
@@ -129,18 +129,8 @@ class Lane:
 
     @contextmanager
     def _taking_turns(self, watch: Watch) -> Iterator[None]:
-        while not self._turn.acquire(timeout=0.01):
-            watch()
-        try:
-            with self._gpu.on(self._kernels):
-                yield
-        except Hung:
-            # Whoever waits for the copy's end opens the lane again.
-            raise
-        except BaseException:
-            self._turn.release()
-            raise
-        self._turn.release()
+        with self._turn.taken(watch), self._gpu.on(self._kernels):
+            yield
 
     def _run(self, work: Iterable[Move | Signal], watch: Watch) -> None:
         first, last = (self._link, self._kernels) if self._inbound else (self._kernels, self._link)
@@ -211,7 +201,7 @@ class Lane:
                 slot.since = None
                 slot.owed.clear()
                 slot.summed.clear()
-            self._turn.release()
+            self._turn.give_back()
 
     def _enqueue(self, slot: Slot, batch: Batch, launch: Launch) -> None:
         if self._inbound:

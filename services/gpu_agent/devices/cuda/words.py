@@ -1,16 +1,16 @@
 """Single words of GPU memory, read by the host."""
 
-import threading
 import time
 
 import numpy as np
 
 from services.gpu_agent.devices.base import Hung, Watch
 from services.gpu_agent.devices.cuda.gpu import Gpu
+from services.gpu_agent.devices.cuda.turn import Turn
 
 WORD_BYTES = 8
 
-_LOOK_SECONDS, _TURN_SECONDS = 20e-6, 0.01
+_LOOK_SECONDS = 20e-6
 
 
 class WordReader:
@@ -22,7 +22,7 @@ class WordReader:
         self._stream = gpu.stream()
         self._copied = gpu.event()
         self._word = gpu.pinned(WORD_BYTES).numpy().view(np.uint64)
-        self._turn = threading.Lock()
+        self._turn = Turn()
 
     def read(self, address: int, watch: Watch) -> int:
         """The u64 at this address of the GPU, which is a multiple of 8.
@@ -32,18 +32,8 @@ class WordReader:
             Hung: the copy does not end; nothing can be read until it does.
             CudaError: the GPU refused.
         """
-        while not self._turn.acquire(timeout=_TURN_SECONDS):
-            watch()
-        try:
-            value = self._read(address)
-        except Hung:
-            # Whoever waits for the copy's end lets others read again.
-            raise
-        except BaseException:
-            self._turn.release()
-            raise
-        self._turn.release()
-        return value
+        with self._turn.taken(watch):
+            return self._read(address)
 
     def _read(self, address: int) -> int:
         host = int(self._word.ctypes.data)
@@ -61,4 +51,4 @@ class WordReader:
             self._gpu.enter()
             self._stream.synchronize()
         finally:
-            self._turn.release()
+            self._turn.give_back()
