@@ -225,8 +225,12 @@ def test_case_62_a_copy_stops_at_its_next_layer_when_the_time_is_up(rig: Rig, mo
     rig.fake.serve_prefix(3)
     rig.lookup(TEXT)
     monkeypatch.setattr(CpuKvMemory, "scatter", endless)
-    with pytest.raises(CallFailed, match="DEADLINE"):
-        rig.retrieve(OTHER, timeout=0.3)
+    try:
+        told = {reason for *_, reason in failures(rig.retrieve(OTHER, timeout=0.3))}
+    except CallFailed as error:
+        # A busy machine's answer may come too late for what is kept back.
+        told = {str(error).split("_")[0]}
+    assert told == {"DEADLINE"}
     rig.wait_for(lambda: len(rig.fake.named("EndCopy")) == 1)
 
 
