@@ -12,7 +12,7 @@ from kvblend.v1 import object_pb2
 from services.store.l2.batches import MOST_BYTES, batches
 from services.store.l2.budget import Candidate, Costs, choose, is_sooner
 from services.store.l2.found import L2Chunk
-from services.store.l2.patience import Patience
+from services.store.l2.patience import Patience, Trust
 from services.store.l2.speed import Speed
 from services.store.objects import ChunkKey, ObjectKey
 
@@ -247,3 +247,28 @@ def test_waiting_goes_on_while_more_is_gained_than_spent() -> None:
     for step in range(100):
         assert patience.left(step * 1.0, step * 1.5) == pytest.approx(0.1)
     assert patience.left(99.05, 99 * 1.5) == pytest.approx(0.05)
+
+
+def asks(trust: Trust, gains: list[float], lookups: int) -> list[bool]:
+    """Which of the lookups ask L2, if those that do gain so much, one after the other, and then lose."""
+    coming, asked = iter(gains), []
+    for _ in range(lookups):
+        asked.append(trust.is_given())
+        if asked[-1]:
+            trust.judge(next(coming, -0.01))
+    return asked
+
+
+def test_after_losses_more_and_more_lookups_do_without() -> None:
+    asked = asks(Trust(), [], 200)
+    assert [number for number, given in enumerate(asked) if given] == [0, 2, 5, 10, 19, 36, 69, 102, 135, 168]
+
+
+@given(st.lists(st.sampled_from((0.5, -0.01)), max_size=30))
+def test_one_gain_ends_doing_without(gains: list[float]) -> None:
+    trust = Trust()
+    asks(trust, gains, 500)
+    while not trust.is_given():
+        pass
+    trust.judge(0.5)
+    assert asks(trust, [0.5] * 10, 10) == [True] * 10

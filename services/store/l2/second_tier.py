@@ -16,6 +16,7 @@ from services.store.catalog import in_scope
 from services.store.l2.fetching import Fetches
 from services.store.l2.found import L2Chunk, objects_of, whole_chunks
 from services.store.l2.landing import Fetched, Landing
+from services.store.l2.patience import Trust
 from services.store.l2.scouting import Scout
 from services.store.l2.speed import Speed
 from services.store.l2.writing import WritePolicies, Writing
@@ -53,6 +54,7 @@ class L2:
         self.tier = tier
         self.patience = options.patience
         self.steady_patience = options.steady_patience
+        self.trust = Trust()
         self.streams = options.fetch_threads
         self._state = state
         self._timeout = options.timeout

@@ -91,6 +91,9 @@ class Prefetch:
         begun = time.monotonic()
         give_up_at = begun + max(0.0, self._deadline - self._state.clock.now())
         order = self._order = l2.fetches.order(run.holder, (run.query.space.tenant, run.holder.session))
+        if self._rate and not l2.trust.is_given():
+            self._do_without(order, list(dict.fromkeys(absent.sources)))
+            return
         limit = self._limit()
         patience = Patience(limit, begun)
         self._ask(list(dict.fromkeys(absent.sources)))
@@ -108,7 +111,15 @@ class Prefetch:
             self._wait(order, patience, give_up_at)
             if all(self._outcomes.get(chunk.key, True) for chunk in chosen):
                 break
+        if self._rate and self._found:
+            l2.trust.judge(self._saved() / self._rate - (time.monotonic() - begun))
         self._explain(list(dict.fromkeys(absent.sources)))
+
+    def _do_without(self, order: Order, absent: Sequence[ChunkKey]) -> None:
+        """L2 has been promising too much lately: it is looked at in the background only."""
+        self._take_answers(order, 0.0)
+        self._unknown += [key for key in dict.fromkeys((*self._asked, *absent)) if key not in self._unknown]
+        self._explain(absent)
 
     def close(self) -> None:
         """What landed has been leased. What is still on its way is kept only if there was no time to wait for it."""
