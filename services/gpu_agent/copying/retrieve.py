@@ -69,7 +69,8 @@ class Retriever:
         """Writes and answers; releases the request's leases in every outcome unless they are to be kept.
 
         Raises:
-            KvblendError: for a request that cannot be meant; then nothing has been written.
+            KvblendError: for a request that cannot be meant; then nothing has been written. INTERNAL for a copy that
+                does not end: it may write for as long as the memory is registered.
         """
         if not job.retrieving.acquire(timeout=call.left()):
             raise KvblendError("DEADLINE_EXCEEDED", "another retrieve of this request does not end")
@@ -133,8 +134,8 @@ class Retriever:
                 # Quarantines the blocks: a lost session is called drained only when nothing copies in it any more.
                 self._link.distrust(session)
                 hung.keep(held)
-                work.parts.fail(common.REASON_COPY_FAILED)
-                return
+                # No answer: the engine would take its slots for its own again, and the copy may write them yet.
+                raise KvblendError("INTERNAL", f"{hung}; it may still write the slots of this request") from hung
             except BaseException:
                 # Nobody waits for what the store says: only a new session is certain.
                 self._link.distrust(session)
