@@ -41,7 +41,7 @@ def test_a_hung_retrieve_has_no_answer_and_its_blocks_are_quarantined(rig: Rig, 
     """An answer would give the slots back to the engine, which the copy may still write."""
     rig.fake.serve_prefix(3)
     assert rig.lookup([*TEXT, 1]).prefix_tokens == 40
-    with pytest.raises(CallFailed, match="INTERNAL: .*may still write the slots"):
+    with pytest.raises(CallFailed, match=r"INTERNAL: .*may still write the slots"):
         rig.retrieve(OTHER)
     assert not rig.fake.named("EndCopy")
     check_quarantine(rig, end)
