@@ -249,13 +249,16 @@ def test_waiting_goes_on_while_more_is_gained_than_spent() -> None:
     assert patience.left(99.05, 99 * 1.5) == pytest.approx(0.05)
 
 
+RATE = 10_000
+
+
 def asks(trust: Trust, gains: list[float], lookups: int) -> list[bool]:
     """Which of the lookups ask L2, if those that do gain so much, one after the other, and then lose."""
     coming, asked = iter(gains), []
     for _ in range(lookups):
-        asked.append(trust.is_given())
+        asked.append(trust.is_given(RATE))
         if asked[-1]:
-            trust.judge(next(coming, -0.01))
+            trust.judge(RATE, next(coming, -0.01))
     return asked
 
 
@@ -268,7 +271,13 @@ def test_after_losses_more_and_more_lookups_do_without() -> None:
 def test_one_gain_ends_doing_without(gains: list[float]) -> None:
     trust = Trust()
     asks(trust, gains, 500)
-    while not trust.is_given():
+    while not trust.is_given(RATE):
         pass
-    trust.judge(0.5)
+    trust.judge(RATE, 0.5)
     assert asks(trust, [0.5] * 10, 10) == [True] * 10
+
+
+def test_an_engine_that_is_too_fast_for_l2_takes_it_from_no_slower_one() -> None:
+    trust = Trust()
+    asks(trust, [], 100)
+    assert [trust.is_given(RATE // 4) for _ in range(10)] == [True] * 10

@@ -1,6 +1,7 @@
 """How long a lookup goes on waiting for what it fetches, and whether it should wait at all."""
 
 import threading
+from collections import Counter
 
 # After losses in a row so many lookups do without, at most.
 _MOST_SKIPPED = 32
@@ -10,26 +11,30 @@ class Trust:
     """Whether L2, which promises to be faster than computing, keeps its promises. Thread-safe.
 
     After a lookup that lost to it the next one does without, after two in a row the next two, then four, and so on;
-    one that gains ends that. Estimates of a tier may stay wrong, and every lookup would lose anew.
+    one that gains ends that. Estimates of a tier may stay wrong, and every lookup would lose anew. Engines of very
+    different speeds are judged apart: a slow one gains by what a fast one loses with.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._losses = 0
-        self._skip = 0
+        # Lookups that do without, by the power of two of the engine's tokens a second: after the latest loss, and still.
+        self._pause: Counter[int] = Counter()
+        self._skip: Counter[int] = Counter()
 
-    def is_given(self) -> bool:
+    def is_given(self, tokens_per_second: int) -> bool:
+        kind = tokens_per_second.bit_length()
         with self._lock:
-            if not self._skip:
+            if not self._skip[kind]:
                 return True
-            self._skip -= 1
+            self._skip[kind] -= 1
             return False
 
-    def judge(self, gain: float) -> None:
+    def judge(self, tokens_per_second: int, gain: float) -> None:
         """`gain`: seconds that a lookup saved by what landed, less those that it waited."""
+        kind = tokens_per_second.bit_length()
         with self._lock:
-            self._losses = self._losses + 1 if gain <= 0 else 0
-            self._skip = min(1 << self._losses >> 1, _MOST_SKIPPED) if self._losses else 0
+            pause = min(2 * self._pause[kind] or 1, _MOST_SKIPPED) if gain <= 0 else 0
+            self._pause[kind] = self._skip[kind] = pause
 
 
 class Patience:

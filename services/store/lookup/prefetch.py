@@ -91,7 +91,7 @@ class Prefetch:
         begun = time.monotonic()
         give_up_at = begun + max(0.0, self._deadline - self._state.clock.now())
         order = self._order = l2.fetches.order(run.holder, (run.query.space.tenant, run.holder.session))
-        if self._rate and not l2.trust.is_given():
+        if self._rate and not l2.trust.is_given(self._rate):
             self._do_without(order, list(dict.fromkeys(absent.sources)))
             return
         limit = self._limit()
@@ -112,7 +112,7 @@ class Prefetch:
             if all(self._outcomes.get(chunk.key, True) for chunk in chosen):
                 break
         if self._rate and self._found:
-            l2.trust.judge(self._saved() / self._rate - (time.monotonic() - begun))
+            l2.trust.judge(self._rate, self._saved() / self._rate - (time.monotonic() - begun))
         self._explain(list(dict.fromkeys(absent.sources)))
 
     def _do_without(self, order: Order, absent: Sequence[ChunkKey]) -> None:
