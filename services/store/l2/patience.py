@@ -17,7 +17,7 @@ class Trust:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Lookups that do without, by the power of two of the engine's tokens a second: after the latest loss, and still.
+        # Lookups that do without after the latest loss, and still; by the power of two of the engine's tokens a second.
         self._pause: Counter[int] = Counter()
         self._skip: Counter[int] = Counter()
 
