@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from kvblend.host_calls import host_channel
 from kvblend.v1 import agent_pb2, agent_pb2_grpc
 
 _log = logging.getLogger("kvblend")
@@ -62,7 +63,7 @@ class Connection:
         self._instance_id = instance_id
         self._register = register
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
-        self._channel = grpc.insecure_channel(target, options=_OPTIONS)
+        self._channel = host_channel(target, grpc.insecure_channel(target, options=_OPTIONS))
         self.stub: Any = agent_pb2_grpc.AgentServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._closing = threading.Event()
         self._last_log = 0.0

@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 GENERATOR = "grpcio-tools==1.76.0"
-NAMES = ("common", "object", "matcher", "store", "agent")
+NAMES = ("common", "object", "matcher", "store", "agent", "host_calls")
 
 
 def generator_python() -> Path:

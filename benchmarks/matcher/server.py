@@ -120,7 +120,7 @@ def main(argv: Sequence[str]) -> None:
             return
         settings = load_settings(_Settings, ["--listen", arguments.listen])
         server = GrpcServer(settings, ["bench"])
-        matcher_pb2_grpc.add_MatcherServiceServicer_to_server(servicer, server.grpc)  # type: ignore[no-untyped-call]
+        matcher_pb2_grpc.add_MatcherServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
         server.start()
         threading.Event().wait()
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import grpc
 
+from kvblend.host_calls import host_channel
+
 # Below the server's permitted ping interval, else it answers GOAWAY too_many_pings.
 CLIENT_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.keepalive_time_ms", 30_000),
@@ -78,7 +80,8 @@ def open_channel(target: str, *, replicated: bool = False, repeatable: Sequence[
             reached or says UNAVAILABLE, another is asked within the call's deadline.
     """
     options = [*CLIENT_OPTIONS, ("grpc.service_config", _service_config(replicated, repeatable))]
-    return grpc.intercept_channel(grpc.insecure_channel(target, options=options), _DeadlineRule())
+    channel = grpc.intercept_channel(grpc.insecure_channel(target, options=options), _DeadlineRule())
+    return host_channel(target, channel, repeatable)
 
 
 def target_of(addresses: str) -> str:

@@ -2,16 +2,19 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
+from pathlib import Path
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from kvblend.host_calls.frames import SUFFIX
 from services.common.config import ServiceSettings
 from services.common.errors import KvblendError, abort
+from services.common.host_calls.server import HostCallServer, Turns
 from services.common.logs import get_logger
 from services.common.metrics import CALL_SECONDS, Latencies
 
@@ -21,6 +24,7 @@ _log = get_logger("server")
 _NO_DEADLINE = ("/grpc.health.v1.", "/grpc.reflection.", "/grpc.channelz.")
 _YEAR = 365 * 24 * 3600.0
 _SESSION_THREADS = 32
+_UNIX = "unix:"
 
 _SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", 16 << 20),
@@ -58,9 +62,9 @@ class _Calls(grpc.ServerInterceptor):  # type: ignore[misc]
 
     def intercept_service(self, continuation: Callable[..., Any], details: Any) -> Any:
         handler = continuation(details)
-        if handler is None:
-            return None
-        method = details.method
+        return None if handler is None else self.around(handler, details.method)
+
+    def around(self, handler: Any, method: str) -> grpc.RpcMethodHandler:
         exempt = method.startswith(_NO_DEADLINE)
         if handler.request_streaming:
             return grpc.stream_stream_rpc_method_handler(
@@ -147,7 +151,9 @@ def _fail_unexpected(context: grpc.ServicerContext, method: str, error: Exceptio
 
 
 class GrpcServer:
-    """Composes one service's server.
+    """Composes one service's server. It takes servicers as a grpc.Server does: `add_…Servicer_to_server(servicer, this)`.
+
+    What a unix socket serves is served to callers of the host over the plain socket beside it as well.
 
     `replicated`: clients balance over several of these and must look for new ones now and then.
     `starts_ready`: everything behind it is ready when it starts; else the service says so by `set_ready`.
@@ -179,8 +185,32 @@ class GrpcServer:
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.grpc)
         reflection.enable_server_reflection((*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), self.grpc)
         self.set_ready(False)
+        self._handlers: dict[str, grpc.RpcMethodHandler] = {}
+        self._turns = Turns(settings.threads, settings.waiting_calls)
+        self._host_servers: list[HostCallServer] = []
         for address in settings.addresses:
             self._bind(address)
+            if address.startswith(_UNIX):
+                self._serve_host(Path(address.removeprefix(_UNIX)))
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
+        self.grpc.add_generic_rpc_handlers(handlers)
+
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler]) -> None:
+        self.grpc.add_registered_method_handlers(service, handlers)
+        for name, handler in handlers.items():
+            method = f"/{service}/{name}"
+            self._handlers[method] = self._calls.around(handler, method)
+
+    def _serve_host(self, beside: Path) -> None:
+        most_connections = self._settings.threads + self._settings.waiting_calls
+        try:
+            server = HostCallServer(beside, self._handlers.get, self._turns, most_connections)
+        except OSError as error:
+            # Callers find none, and use gRPC.
+            _log.warning("calls within the host are as slow as gRPC", socket=f"{beside}{SUFFIX}", reason=str(error))
+            return
+        self._host_servers.append(server)
 
     def _bind(self, address: str) -> None:
         try:
@@ -206,11 +236,18 @@ class GrpcServer:
 
     def start(self) -> None:
         self.grpc.start()
+        for server in self._host_servers:
+            server.start()
         if self._starts_ready:
             self.set_ready(True)
 
     def stop(self, grace_seconds: float) -> None:
         """Refuses new calls, ends sessions, and gives calls in flight `grace_seconds`."""
+        give_up_at = time.monotonic() + grace_seconds
         stopped = self.grpc.stop(grace_seconds)
+        for server in self._host_servers:
+            server.begin_stop()
         self._calls.end_sessions()
+        for server in self._host_servers:
+            server.stop(max(0.0, give_up_at - time.monotonic()))
         stopped.wait(grace_seconds + 5)

@@ -54,6 +54,6 @@ def build_server(settings: AgentSettings, stack: ExitStack) -> GrpcServer:
             engine_grace_seconds=settings.engine_grace_seconds,
         )
     )
-    agent_pb2_grpc.add_AgentServiceServicer_to_server(service, server.grpc)  # type: ignore[no-untyped-call]
+    agent_pb2_grpc.add_AgentServiceServicer_to_server(service, server)  # type: ignore[no-untyped-call]
     link.start()
     return server

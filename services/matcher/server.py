@@ -51,6 +51,6 @@ def build(settings: MatcherSettings, stack: ExitStack) -> GrpcServer:
     )
     stack.enter_context(closing(replica))
     service = MatcherService(replica, Boot(settings.service), server.latencies)
-    matcher_pb2_grpc.add_MatcherServiceServicer_to_server(service, server.grpc)  # type: ignore[no-untyped-call]
+    matcher_pb2_grpc.add_MatcherServiceServicer_to_server(service, server)  # type: ignore[no-untyped-call]
     replica.start()
     return server

@@ -61,5 +61,5 @@ def build(settings: StoreSettings, stack: ExitStack) -> GrpcServer:
     parts.keeper.start()
     stack.callback(parts.keeper.close)
     servicer = StoreServicer(parts, Boot(settings.service), TenantPolicy(settings.tenant_tokens), server.latencies)
-    store_pb2_grpc.add_StoreServiceServicer_to_server(servicer, server.grpc)  # type: ignore[no-untyped-call]
+    store_pb2_grpc.add_StoreServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
     return server

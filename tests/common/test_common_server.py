@@ -40,7 +40,7 @@ class Matcher(matcher_pb2_grpc.MatcherServiceServicer):
 def address(shm_dir: Path) -> Iterator[str]:
     target = f"unix:{shm_dir}/s"
     server = GrpcServer(Settings(listen=target), [SERVICE])
-    matcher_pb2_grpc.add_MatcherServiceServicer_to_server(Matcher(), server.grpc)
+    matcher_pb2_grpc.add_MatcherServiceServicer_to_server(Matcher(), server)
     server.start()
     yield target
     server.stop(0)

@@ -6,18 +6,15 @@ closed. An engine that dies halfway leaves nothing behind.
 
 import socket
 import socketserver
-import stat
-import struct
-import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from kvblend.v1 import agent_pb2 as pb
 from services.common.logs import get_logger
+from services.common.unix_server import UnixServer
 from services.gpu_agent.engines.descriptors import Chunk, DescriptorSlots, Refused, most_descriptors
 from services.gpu_agent.settings import AgentSettings
 
@@ -29,79 +26,21 @@ _PACKET_DESCRIPTORS = 253
 _PACKET_BYTES = 8192
 _MOST_CONNECTIONS = 32
 _CONNECTION_SECONDS = 60.0
-# Between two looks whether it is closing.
-_LOOK_SECONDS = 0.1
-_SO_PEERGROUPS = 59
 
 
-class DescriptorServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+class DescriptorServer(UnixServer):
     """Fills slots from the socket beside that of gRPC, for whoever may connect to that one.
 
     Raises OSError: the path is too long or not to be written.
     """
 
     socket_type = socket.SOCK_SEQPACKET
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = _MOST_CONNECTIONS
 
     def __init__(self, beside: Path, slots: DescriptorSlots, seconds: float = _CONNECTION_SECONDS) -> None:
         """`beside` is the bound socket of gRPC; a connection lasts no longer than `seconds`."""
         self.slots = slots
         self.seconds = seconds
-        self._beside = beside
-        self._path = Path(f"{beside}{_SUFFIX}")
-        self._connections: set[socket.socket] = set()
-        self._lock = threading.Lock()
-        if self._path.is_socket():
-            # Of an agent that was killed.
-            self._path.unlink()
-        super().__init__(str(self._path), _Connection)
-        self._inode = self._path.stat().st_ino
-        self._thread = threading.Thread(
-            target=self.serve_forever, args=(_LOOK_SECONDS,), name="descriptors", daemon=True
-        )
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        """Ends every connection."""
-        if self._thread.is_alive():
-            self.shutdown()
-        self.server_close()
-        with self._lock:
-            for connection in self._connections:
-                with suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
-        with suppress(FileNotFoundError):
-            # The next agent may have made its own already.
-            if self._path.stat().st_ino == self._inode:
-                self._path.unlink()
-
-    def verify_request(self, request: Any, client_address: Any) -> bool:
-        """The kernel asked the mode of this socket, made like gRPC's; here is that of gRPC's own, as it is now."""
-        del client_address
-        with self._lock:
-            full = len(self._connections) >= _MOST_CONNECTIONS
-        if full or not may_connect(request, self._beside):
-            _log.warning("a connection is refused", reason="too many" if full else "its user may not use the agent")
-            return False
-        return True
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        with self._lock:
-            self._connections.add(request)
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        with self._lock:
-            self._connections.discard(request)
-        super().shutdown_request(request)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        del request, client_address
-        _log.error("unexpected error in a connection", exc_info=True)
+        super().__init__(beside, _SUFFIX, _Connection, _MOST_CONNECTIONS)
 
 
 class _Connection(socketserver.BaseRequestHandler):
@@ -172,20 +111,6 @@ class _Connection(socketserver.BaseRequestHandler):
         self._descriptors, self._sizes = [], []
         self._filled.append(self.server.slots.add(instance_id, chunks))
         return self._filled[-1]
-
-
-def may_connect(peer: socket.socket, path: Path) -> bool:
-    """Whether the process at the other end could connect to the socket at `path`."""
-    _, user, group = struct.unpack("iII", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    try:
-        facts = path.stat()
-        if user in (0, facts.st_uid):
-            return user == 0 or bool(facts.st_mode & stat.S_IWUSR)
-        groups = struct.iter_unpack("I", peer.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 1024))
-        member = facts.st_gid in (group, *(other for (other,) in groups))
-    except OSError:
-        return False
-    return bool(facts.st_mode & (stat.S_IWGRP if member else stat.S_IWOTH))
 
 
 def open_slots(settings: AgentSettings, stack: ExitStack) -> DescriptorSlots:

@@ -1,0 +1,152 @@
+"""Calls under way, as gRPC's callers know them: the answer, a stream of answers, or grpc.RpcError."""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+
+from kvblend.host_calls.connections import Connection, Connections
+from kvblend.host_calls.frames import FrameTooLarge, unpack_metadata
+from kvblend.v1 import host_calls_pb2 as pb
+
+Decode = Callable[[bytes], Any]
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class Ended(grpc.Call):  # type: ignore[misc]
+    """How a call has ended."""
+
+    def __init__(self, code: grpc.StatusCode, details: str = "", trailing_metadata: tuple[Any, ...] = ()) -> None:
+        super().__init__()
+        self._code, self._details, self._trailing_metadata = code, details, trailing_metadata
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return self._details
+
+    def initial_metadata(self) -> tuple[Any, ...]:
+        return ()
+
+    def trailing_metadata(self) -> tuple[Any, ...]:
+        return self._trailing_metadata
+
+    def is_active(self) -> bool:
+        return False
+
+    def time_remaining(self) -> None:
+        return None
+
+    def cancel(self) -> bool:
+        return False
+
+    def add_callback(self, callback: Callable[[], None]) -> bool:
+        del callback
+        return False
+
+
+class Failed(Ended, grpc.RpcError):  # type: ignore[misc]
+    """The failure of a call."""
+
+    def __str__(self) -> str:
+        return f"{self._code.name}: {self._details}"
+
+
+class Running:
+    """A call that was sent, and its connection: `next_answer` until there is none. For one thread; `cancel` for any."""
+
+    def __init__(self, connection: Connection, connections: Connections, deadline: float) -> None:
+        self._deadline = deadline
+        self._connection, self._connections = connection, connections
+        self._lock = threading.Lock()
+        self._ended = self._cancelled = False
+
+    def next_answer(self, decode: Decode) -> tuple[bool, Any]:
+        """(whether more may follow, the answer; None: the stream had no further one). Raises Failed."""
+        try:
+            data, body = self._connection.receive(self._deadline)
+            head = pb.HostAnswer.FromString(data)
+            if head.code:
+                code = _CODES.get(head.code, grpc.StatusCode.UNKNOWN)
+                failure = Failed(code, head.details, unpack_metadata(head.trailing_metadata))
+                self._end(keep=True)
+                raise failure
+            answer = None if head.end_of_stream else decode(body)
+        except TimeoutError:
+            raise self._failed(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded") from None
+        except (OSError, EOFError, FrameTooLarge, ValueError) as error:
+            raise self._failed(grpc.StatusCode.UNAVAILABLE, f"the answer was lost: {error}") from error
+        except grpc.RpcError:
+            raise
+        except Exception as error:
+            # What the service sent cannot be read.
+            raise self._failed(grpc.StatusCode.INTERNAL, f"an unreadable answer: {error}") from error
+        if not head.more:
+            self._end(keep=True)
+        return head.more, answer
+
+    def _failed(self, code: grpc.StatusCode, details: str) -> Failed:
+        self._end(keep=False)
+        if self._cancelled or self._connections.closed:
+            return Failed(grpc.StatusCode.CANCELLED, "the caller has cancelled it")
+        return Failed(code, details)
+
+    def _end(self, *, keep: bool) -> None:
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = True
+        if keep and not self._cancelled:
+            self._connections.keep(self._connection)
+        else:
+            self._connections.drop(self._connection)
+
+    def cancel(self) -> bool:
+        """Whether it was still running."""
+        with self._lock:
+            if self._ended:
+                return False
+            self._cancelled = True
+            self._connection.interrupt()
+        return True
+
+    def abandon(self) -> None:
+        """Nobody reads its answer any more."""
+        self._end(keep=False)
+
+
+class AnswerStream(Ended):
+    """The answers of a stream, read by the thread that asks for the next one."""
+
+    def __init__(self, running: Running, decode: Decode) -> None:
+        super().__init__(grpc.StatusCode.OK)
+        self._running, self._decode = running, decode
+        self._more = True
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if not self._more:
+            raise StopIteration
+        try:
+            self._more, answer = self._running.next_answer(self._decode)
+        except Failed as failure:
+            self._more = False
+            self._code, self._details = failure.code(), failure.details()
+            self._trailing_metadata = failure.trailing_metadata()
+            raise
+        if answer is None:
+            raise StopIteration
+        return answer
+
+    def is_active(self) -> bool:
+        return self._more
+
+    def cancel(self) -> bool:
+        return self._running.cancel()
+
+    def __del__(self) -> None:
+        self._running.abandon()

@@ -1,0 +1,157 @@
+"""gRPC's channel to a service on the same host, whose calls go over the socket beside gRPC's where there is one."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+
+from kvblend.host_calls.calls import AnswerStream, Decode, Ended, Failed, Running
+from kvblend.host_calls.connections import Connections, Unreachable
+from kvblend.host_calls.frames import SUFFIX, FrameTooLarge, pack_metadata
+from kvblend.v1 import host_calls_pb2 as pb
+
+Encode = Callable[[Any], bytes]
+Metadata = Sequence[tuple[str, Any]] | None
+
+_UNIX = "unix:"
+# Health and reflection are gRPC's own.
+_PACKAGE = "/kvblend."
+
+
+def host_channel(target: str, channel: grpc.Channel, repeatable: Sequence[str] = ()) -> grpc.Channel:
+    """`channel`, or one that makes the same calls faster where `target` is one unix socket (gRPC's).
+
+    gRPC takes all other calls: those whose service has no such socket or does not take them, those without a timeout,
+    those that stream requests, and `future`. A lost answer is UNAVAILABLE, but asked for again over gRPC where the method
+    ("package.Service/Method") is `repeatable`.
+    """
+    path = target.removeprefix(_UNIX)
+    if not target.startswith(_UNIX) or "," in path:
+        return channel
+    return _HostChannel(path, channel, repeatable)
+
+
+class _HostChannel(grpc.Channel):  # type: ignore[misc]
+    def __init__(self, path: str, channel: grpc.Channel, repeatable: Sequence[str]) -> None:
+        self._channel = channel
+        self._connections = Connections(path + SUFFIX)
+        self._repeatable = frozenset(f"/{method}" for method in repeatable)
+
+    def unary_unary(
+        self,
+        method: str,
+        request_serializer: Encode | None = None,
+        response_deserializer: Decode | None = None,
+        _registered_method: bool | None = False,
+    ) -> grpc.UnaryUnaryMultiCallable:
+        grpc_call = self._channel.unary_unary(method, request_serializer, response_deserializer, _registered_method)
+        if not method.startswith(_PACKAGE):
+            return grpc_call
+        way = _Way(self._connections, method, request_serializer or bytes, response_deserializer or bytes)
+        return _UnaryCall(way, grpc_call, repeatable=method in self._repeatable)
+
+    def unary_stream(
+        self,
+        method: str,
+        request_serializer: Encode | None = None,
+        response_deserializer: Decode | None = None,
+        _registered_method: bool | None = False,
+    ) -> grpc.UnaryStreamMultiCallable:
+        grpc_call = self._channel.unary_stream(method, request_serializer, response_deserializer, _registered_method)
+        if not method.startswith(_PACKAGE):
+            return grpc_call
+        way = _Way(self._connections, method, request_serializer or bytes, response_deserializer or bytes)
+        return _StreamCall(way, grpc_call)
+
+    def stream_unary(self, *arguments: Any, **more: Any) -> grpc.StreamUnaryMultiCallable:
+        return self._channel.stream_unary(*arguments, **more)
+
+    def stream_stream(self, *arguments: Any, **more: Any) -> grpc.StreamStreamMultiCallable:
+        return self._channel.stream_stream(*arguments, **more)
+
+    def subscribe(self, callback: Callable[[Any], None], try_to_connect: bool = False) -> None:
+        self._channel.subscribe(callback, try_to_connect)
+
+    def unsubscribe(self, callback: Callable[[Any], None]) -> None:
+        self._channel.unsubscribe(callback)
+
+    def close(self) -> None:
+        self._connections.close()
+        self._channel.close()
+
+    def __enter__(self) -> "_HostChannel":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class _Way:
+    """How calls of one method are sent."""
+
+    def __init__(self, connections: Connections, method: str, encode: Encode, decode: Decode) -> None:
+        self._connections, self._method, self._encode = connections, method, encode
+        self.decode = decode
+
+    def begin(self, request: Any, timeout: float | None, metadata: Metadata) -> Running:
+        """Raises Unreachable: gRPC is to be asked; Failed."""
+        if timeout is None:
+            raise Unreachable("a call without a timeout")
+        deadline = time.monotonic() + timeout
+        head = pb.HostCall(
+            method=self._method,
+            timeout_us=max(1, int(timeout * 1e6)),
+            metadata=pack_metadata(metadata),
+        )
+        try:
+            connection = self._connections.begin(head.SerializeToString(), self._encode(request), deadline)
+        except TimeoutError:
+            raise Failed(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded") from None
+        except FrameTooLarge as error:
+            raise Failed(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from error
+        return Running(connection, self._connections, deadline)
+
+
+class _UnaryCall(grpc.UnaryUnaryMultiCallable):  # type: ignore[misc]
+    def __init__(self, way: _Way, grpc_call: grpc.UnaryUnaryMultiCallable, *, repeatable: bool) -> None:
+        self._way, self._grpc_call, self._repeatable = way, grpc_call, repeatable
+
+    def __call__(self, request: Any, timeout: float | None = None, metadata: Metadata = None, **more: Any) -> Any:
+        answer, _ = self.with_call(request, timeout, metadata, **more)
+        return answer
+
+    def with_call(
+        self, request: Any, timeout: float | None = None, metadata: Metadata = None, **more: Any
+    ) -> tuple[Any, grpc.Call]:
+        start = time.monotonic()
+        try:
+            running = self._way.begin(request, timeout, metadata)
+            try:
+                return running.next_answer(self._way.decode)[1], _OK
+            finally:
+                running.abandon()
+        except Unreachable:
+            pass
+        except Failed as failure:
+            if not self._repeatable or failure.code() != grpc.StatusCode.UNAVAILABLE:
+                raise
+        left = None if timeout is None else max(0.0, timeout - (time.monotonic() - start))
+        return self._grpc_call.with_call(request, left, metadata, **more)
+
+    def future(self, *arguments: Any, **more: Any) -> grpc.Future:
+        return self._grpc_call.future(*arguments, **more)
+
+
+_OK = Ended(grpc.StatusCode.OK)
+
+
+class _StreamCall(grpc.UnaryStreamMultiCallable):  # type: ignore[misc]
+    def __init__(self, way: _Way, grpc_call: grpc.UnaryStreamMultiCallable) -> None:
+        self._way, self._grpc_call = way, grpc_call
+
+    def __call__(self, request: Any, timeout: float | None = None, metadata: Metadata = None, **more: Any) -> Any:
+        try:
+            return AnswerStream(self._way.begin(request, timeout, metadata), self._way.decode)
+        except Unreachable:
+            return self._grpc_call(request, timeout, metadata, **more)

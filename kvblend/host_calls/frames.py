@@ -1,0 +1,72 @@
+"""Frames on a stream socket, as host_calls.proto defines them."""
+
+import socket
+import struct
+from collections.abc import Iterable
+from typing import Any
+
+from kvblend.v1 import host_calls_pb2 as pb
+
+SUFFIX = ".calls"
+# As gRPC's limit of the services.
+MOST_BYTES = 16 << 20
+
+_LENGTHS = struct.Struct("<II")
+# Smaller ones are sent in one piece; larger ones are not copied.
+_COPIED_BYTES = 1 << 14
+
+
+class FrameTooLarge(ValueError):
+    """Of this side's own making: nothing was sent. Or of the other's: the connection is of no use."""
+
+
+def send_frame(connection: socket.socket, head: bytes, body: bytes) -> None:
+    """Raises OSError (TimeoutError included) and FrameTooLarge."""
+    if len(head) + len(body) > MOST_BYTES:
+        raise FrameTooLarge(f"a message of {len(head) + len(body)} bytes is above the limit of {MOST_BYTES}")
+    lengths = _LENGTHS.pack(len(head), len(body))
+    if len(body) <= _COPIED_BYTES:
+        connection.sendall(lengths + head + body)
+        return
+    parts = [memoryview(lengths + head), memoryview(body)]
+    sent = connection.sendmsg(parts)
+    for part in parts:
+        if sent < len(part):
+            connection.sendall(part[sent:])
+        sent = max(0, sent - len(part))
+
+
+def receive_frame(connection: socket.socket) -> tuple[bytes, bytes]:
+    """(head, body). Raises OSError (TimeoutError included), FrameTooLarge, and EOFError when the other side is gone."""
+    head_bytes, body_bytes = _LENGTHS.unpack(_receive(connection, _LENGTHS.size))
+    if head_bytes + body_bytes > MOST_BYTES:
+        raise FrameTooLarge(f"a message of {head_bytes + body_bytes} bytes is above the limit of {MOST_BYTES}")
+    return _receive(connection, head_bytes), _receive(connection, body_bytes)
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    if not size:
+        return b""
+    data = connection.recv(size)
+    if len(data) == size:
+        return data
+    parts = [data]
+    missing = size - len(data)
+    while missing:
+        if not parts[-1]:
+            raise EOFError("the other side has ended the connection")
+        parts.append(connection.recv(missing))
+        missing -= len(parts[-1])
+    return b"".join(parts)
+
+
+def pack_metadata(metadata: Iterable[tuple[str, Any]] | None) -> list[pb.HostMetadata]:
+    return [
+        pb.HostMetadata(key=key, value=value if isinstance(value, bytes) else value.encode())
+        for key, value in metadata or ()
+    ]
+
+
+def unpack_metadata(metadata: Iterable[pb.HostMetadata]) -> tuple[tuple[str, str | bytes], ...]:
+    """Values of "-bin" keys stay bytes, as in gRPC. Raises UnicodeDecodeError."""
+    return tuple((item.key, item.value if item.key.endswith("-bin") else item.value.decode()) for item in metadata)

@@ -1,0 +1,180 @@
+"""Serves a service's methods to callers of its host."""
+
+import socket
+import socketserver
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from kvblend.host_calls.frames import SUFFIX, FrameTooLarge, receive_frame, send_frame
+from kvblend.v1 import host_calls_pb2 as pb
+from services.common.host_calls.context import Aborted, HostContext
+from services.common.host_calls.watch import Watch
+from services.common.logs import get_logger
+from services.common.unix_server import UnixServer
+
+_log = get_logger("host calls")
+
+# How long a caller may leave its answer in the socket.
+_SEND_SECONDS = 10
+_YEAR = 365 * 24 * 3600.0
+
+Route = Callable[[str], grpc.RpcMethodHandler | None]
+
+
+class Turns:
+    """Calls served at once, and how many may wait for their turn."""
+
+    def __init__(self, served: int, waiting: int) -> None:
+        self._free = threading.Semaphore(served)
+        self._places = threading.Semaphore(waiting)
+
+    @contextmanager
+    def turn(self, context: HostContext) -> Iterator[None]:
+        """Raises Aborted."""
+        if not self._free.acquire(blocking=False):
+            self._wait(context)
+        try:
+            yield
+        finally:
+            self._free.release()
+
+    def _wait(self, context: HostContext) -> None:
+        if not self._places.acquire(blocking=False):
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls wait for their turn")
+        try:
+            if not self._free.acquire(timeout=min(_YEAR, context.time_remaining())):
+                context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "its turn did not come in time")
+        finally:
+            self._places.release()
+
+
+class HostCallServer(UnixServer):
+    """What `route` finds for a method's name, on the socket beside that of gRPC at `beside`. See UnixServer."""
+
+    def __init__(self, beside: Path, route: Route, turns: Turns, most_connections: int) -> None:
+        super().__init__(beside, SUFFIX, _Caller, most_connections)
+        self.route, self.turns = route, turns
+        self.watch = Watch()
+        self._changed = threading.Condition()
+        self._idle: set[socket.socket] = set()
+        self._callers = 0
+        self._stopping = False
+
+    def start(self) -> None:
+        self.watch.start()
+        super().start()
+
+    def begin_stop(self) -> None:
+        """Takes no more calls."""
+        self.stop_accepting()
+        with self._changed:
+            self._stopping = True
+            for connection in self._idle:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def stop(self, seconds: float) -> None:
+        """After `begin_stop`: gives calls in flight `seconds`, and ends the rest."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._callers, seconds)
+        self.close()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._callers, seconds)
+        self.watch.close()
+
+    @contextmanager
+    def caller(self) -> Iterator[None]:
+        with self._changed:
+            self._callers += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._callers -= 1
+                self._changed.notify_all()
+
+    def idle(self, connection: socket.socket) -> bool:
+        """The connection waits for a call. Whether one may come."""
+        with self._changed:
+            if not self._stopping:
+                self._idle.add(connection)
+            return not self._stopping
+
+    def busy(self, connection: socket.socket) -> None:
+        with self._changed:
+            self._idle.discard(connection)
+
+
+class _Caller(socketserver.BaseRequestHandler):
+    """A connection: one call after another."""
+
+    server: HostCallServer
+    request: socket.socket
+
+    def setup(self) -> None:
+        self.request.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_SECONDS, 0))
+
+    def handle(self) -> None:
+        with self.server.caller(), suppress(OSError, EOFError):
+            # Its end: the caller's, or the server's.
+            while self.server.idle(self.request):
+                try:
+                    head, body = receive_frame(self.request)
+                    call = pb.HostCall.FromString(head)
+                    context = HostContext(call, self.request, self.server.watch)
+                except (FrameTooLarge, DecodeError, UnicodeDecodeError) as error:
+                    _log.warning("a connection is ended: this is no call", reason=str(error))
+                    return
+                finally:
+                    self.server.busy(self.request)
+                try:
+                    self._answer(call.method, body, context)
+                finally:
+                    context.end()
+
+    def _answer(self, method: str, body: bytes, context: HostContext) -> None:
+        try:
+            self._run(method, body, context)
+        except Aborted:
+            pass
+        except FrameTooLarge as error:
+            context.fail(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        except (OSError, EOFError):
+            raise
+        except Exception as error:
+            if context.code() is None:
+                _log.error("unexpected error in a call", method=method, exc_info=error)
+                context.fail(grpc.StatusCode.UNKNOWN, f"unexpected {type(error).__name__}")
+        failure = context.failure()
+        if failure is not None:
+            send_frame(self.request, failure.SerializeToString(), b"")
+
+    def _run(self, method: str, body: bytes, context: HostContext) -> None:
+        handler: Any = self.server.route(method)
+        if handler is None or handler.request_streaming:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{method} is not served within a host")
+        try:
+            request = handler.request_deserializer(body)
+        except DecodeError:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the request cannot be read")
+        with self.server.turns.turn(context):
+            if handler.response_streaming:
+                for answer in handler.unary_stream(request, context):
+                    send_frame(self.request, _MORE, handler.response_serializer(answer))
+                answer, head = b"", _END
+            else:
+                answer, head = handler.response_serializer(handler.unary_unary(request, context)), b""
+        if context.failure() is None:
+            send_frame(self.request, head, answer)
+
+
+_MORE = pb.HostAnswer(more=True).SerializeToString()
+_END = pb.HostAnswer(end_of_stream=True).SerializeToString()
