@@ -12,7 +12,7 @@ from kvblend.host_calls.frames import SUFFIX, FrameTooLarge, pack_metadata
 from kvblend.v1 import host_calls_pb2 as pb
 
 Encode = Callable[[Any], bytes]
-Metadata = Sequence[tuple[str, Any]] | None
+Metadata = tuple[tuple[str, str | bytes], ...] | None
 
 _UNIX = "unix:"
 # Health and reflection are gRPC's own.
@@ -23,8 +23,8 @@ def host_channel(target: str, channel: grpc.Channel, repeatable: Sequence[str] =
     """`channel`, or one that makes the same calls faster where `target` is one unix socket (gRPC's).
 
     gRPC takes all other calls: those whose service has no such socket or does not take them, those without a timeout,
-    those that stream requests, and `future`. A lost answer is UNAVAILABLE, but asked for again over gRPC where the method
-    ("package.Service/Method") is `repeatable`.
+    those that stream requests, and `future`. A lost answer is UNAVAILABLE; where the method ("package.Service/Method")
+    is `repeatable`, it is asked for again over gRPC.
     """
     path = target.removeprefix(_UNIX)
     if not target.startswith(_UNIX) or "," in path:
@@ -34,7 +34,7 @@ def host_channel(target: str, channel: grpc.Channel, repeatable: Sequence[str] =
 
 class _HostChannel(grpc.Channel):  # type: ignore[misc]
     def __init__(self, path: str, channel: grpc.Channel, repeatable: Sequence[str]) -> None:
-        self._channel = channel
+        self._channel: Any = channel
         self._connections = Connections(path + SUFFIX)
         self._repeatable = frozenset(f"/{method}" for method in repeatable)
 
@@ -44,7 +44,7 @@ class _HostChannel(grpc.Channel):  # type: ignore[misc]
         request_serializer: Encode | None = None,
         response_deserializer: Decode | None = None,
         _registered_method: bool | None = False,
-    ) -> grpc.UnaryUnaryMultiCallable:
+    ) -> Any:
         grpc_call = self._channel.unary_unary(method, request_serializer, response_deserializer, _registered_method)
         if not method.startswith(_PACKAGE):
             return grpc_call
@@ -57,17 +57,17 @@ class _HostChannel(grpc.Channel):  # type: ignore[misc]
         request_serializer: Encode | None = None,
         response_deserializer: Decode | None = None,
         _registered_method: bool | None = False,
-    ) -> grpc.UnaryStreamMultiCallable:
+    ) -> Any:
         grpc_call = self._channel.unary_stream(method, request_serializer, response_deserializer, _registered_method)
         if not method.startswith(_PACKAGE):
             return grpc_call
         way = _Way(self._connections, method, request_serializer or bytes, response_deserializer or bytes)
         return _StreamCall(way, grpc_call)
 
-    def stream_unary(self, *arguments: Any, **more: Any) -> grpc.StreamUnaryMultiCallable:
+    def stream_unary(self, *arguments: Any, **more: Any) -> Any:
         return self._channel.stream_unary(*arguments, **more)
 
-    def stream_stream(self, *arguments: Any, **more: Any) -> grpc.StreamStreamMultiCallable:
+    def stream_stream(self, *arguments: Any, **more: Any) -> Any:
         return self._channel.stream_stream(*arguments, **more)
 
     def subscribe(self, callback: Callable[[Any], None], try_to_connect: bool = False) -> None:
@@ -113,17 +113,31 @@ class _Way:
         return Running(connection, self._connections, deadline)
 
 
-class _UnaryCall(grpc.UnaryUnaryMultiCallable):  # type: ignore[misc]
-    def __init__(self, way: _Way, grpc_call: grpc.UnaryUnaryMultiCallable, *, repeatable: bool) -> None:
+class _UnaryCall(grpc.UnaryUnaryMultiCallable):  # type: ignore[misc, type-arg]
+    def __init__(self, way: _Way, grpc_call: Any, *, repeatable: bool) -> None:
         self._way, self._grpc_call, self._repeatable = way, grpc_call, repeatable
 
-    def __call__(self, request: Any, timeout: float | None = None, metadata: Metadata = None, **more: Any) -> Any:
-        answer, _ = self.with_call(request, timeout, metadata, **more)
+    def __call__(
+        self,
+        request: Any,
+        timeout: float | None = None,
+        metadata: Metadata = None,
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,
+        compression: grpc.Compression | None = None,
+    ) -> Any:
+        answer, _ = self.with_call(request, timeout, metadata, credentials, wait_for_ready, compression)
         return answer
 
     def with_call(
-        self, request: Any, timeout: float | None = None, metadata: Metadata = None, **more: Any
-    ) -> tuple[Any, grpc.Call]:
+        self,
+        request: Any,
+        timeout: float | None = None,
+        metadata: Metadata = None,
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,
+        compression: grpc.Compression | None = None,
+    ) -> Any:
         start = time.monotonic()
         try:
             running = self._way.begin(request, timeout, metadata)
@@ -137,21 +151,29 @@ class _UnaryCall(grpc.UnaryUnaryMultiCallable):  # type: ignore[misc]
             if not self._repeatable or failure.code() != grpc.StatusCode.UNAVAILABLE:
                 raise
         left = None if timeout is None else max(0.0, timeout - (time.monotonic() - start))
-        return self._grpc_call.with_call(request, left, metadata, **more)
+        return self._grpc_call.with_call(request, left, metadata, credentials, wait_for_ready, compression)
 
-    def future(self, *arguments: Any, **more: Any) -> grpc.Future:
+    def future(self, *arguments: Any, **more: Any) -> Any:
         return self._grpc_call.future(*arguments, **more)
 
 
 _OK = Ended(grpc.StatusCode.OK)
 
 
-class _StreamCall(grpc.UnaryStreamMultiCallable):  # type: ignore[misc]
-    def __init__(self, way: _Way, grpc_call: grpc.UnaryStreamMultiCallable) -> None:
+class _StreamCall(grpc.UnaryStreamMultiCallable):  # type: ignore[misc, type-arg]
+    def __init__(self, way: _Way, grpc_call: Any) -> None:
         self._way, self._grpc_call = way, grpc_call
 
-    def __call__(self, request: Any, timeout: float | None = None, metadata: Metadata = None, **more: Any) -> Any:
+    def __call__(
+        self,
+        request: Any,
+        timeout: float | None = None,
+        metadata: Metadata = None,
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,
+        compression: grpc.Compression | None = None,
+    ) -> Any:
         try:
             return AnswerStream(self._way.begin(request, timeout, metadata), self._way.decode)
         except Unreachable:
-            return self._grpc_call(request, timeout, metadata, **more)
+            return self._grpc_call(request, timeout, metadata, credentials, wait_for_ready, compression)

@@ -64,7 +64,7 @@ class _Calls(grpc.ServerInterceptor):  # type: ignore[misc]
         handler = continuation(details)
         return None if handler is None else self.around(handler, details.method)
 
-    def around(self, handler: Any, method: str) -> grpc.RpcMethodHandler:
+    def around(self, handler: Any, method: str) -> Any:
         exempt = method.startswith(_NO_DEADLINE)
         if handler.request_streaming:
             return grpc.stream_stream_rpc_method_handler(
@@ -151,7 +151,7 @@ def _fail_unexpected(context: grpc.ServicerContext, method: str, error: Exceptio
 
 
 class GrpcServer:
-    """Composes one service's server. It takes servicers as a grpc.Server does: `add_…Servicer_to_server(servicer, this)`.
+    """Composes one service's server. Servicers are added to it as to a grpc.Server.
 
     What a unix socket serves is served to callers of the host over the plain socket beside it as well.
 
@@ -185,7 +185,7 @@ class GrpcServer:
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.grpc)
         reflection.enable_server_reflection((*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), self.grpc)
         self.set_ready(False)
-        self._handlers: dict[str, grpc.RpcMethodHandler] = {}
+        self._handlers: dict[str, Any] = {}
         self._turns = Turns(settings.threads, settings.waiting_calls)
         self._host_servers: list[HostCallServer] = []
         for address in settings.addresses:
@@ -196,7 +196,7 @@ class GrpcServer:
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
         self.grpc.add_generic_rpc_handlers(handlers)
 
-    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler]) -> None:
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
         self.grpc.add_registered_method_handlers(service, handlers)
         for name, handler in handlers.items():
             method = f"/{service}/{name}"

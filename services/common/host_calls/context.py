@@ -87,7 +87,7 @@ class HostContext(grpc.ServicerContext):  # type: ignore[misc]
     def peer_identity_key(self) -> None:
         return None
 
-    def auth_context(self) -> dict[str, Iterable[bytes]]:
+    def auth_context(self) -> dict[str, bytes]:
         return {}
 
     # What the handler says.

@@ -4,7 +4,6 @@ import socket
 import socketserver
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,7 +25,8 @@ _log = get_logger("host calls")
 _SEND_SECONDS = 10
 _YEAR = 365 * 24 * 3600.0
 
-Route = Callable[[str], grpc.RpcMethodHandler | None]
+# The handler of a method's full name, as gRPC has it, or None.
+Route = Callable[[str], Any]
 
 
 class Turns:
@@ -158,7 +158,7 @@ class _Caller(socketserver.BaseRequestHandler):
             send_frame(self.request, failure.SerializeToString(), b"")
 
     def _run(self, method: str, body: bytes, context: HostContext) -> None:
-        handler: Any = self.server.route(method)
+        handler = self.server.route(method)
         if handler is None or handler.request_streaming:
             context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{method} is not served within a host")
         try:
