@@ -1,11 +1,12 @@
 """Which chunks are in the arena. An index over the headers, rebuilt from them; not thread-safe."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any
 
 from kvblend.v1 import common_pb2 as pb
 from services.store.names import ANY
-from services.store.objects import ChunkInfo, ChunkKey
+from services.store.objects import ChunkInfo, ChunkKey, FactColumns, Facts, Name
 
 
 class Chunk:
@@ -15,6 +16,8 @@ class Chunk:
         "complete",
         "documents",
         "expires_at",
+        "facts",
+        "headers",
         "in_l2",
         "info",
         "key",
@@ -30,10 +33,21 @@ class Chunk:
     def __init__(self, key: ChunkKey, info: ChunkInfo) -> None:
         self.key = key
         self.info = info
+        self.facts = Facts(
+            key.chain_hash,
+            key.domain,
+            info.tokens,
+            info.stored_position,
+            info.context_class,
+            info.matchable,
+            info.document,
+        )
         # (group, rank) -> header.
         self.objects: dict[tuple[int, int], int] = {}
         # All of them are here.
         self.complete = False
+        # Then the headers of all, rank by rank.
+        self.headers: tuple[int, ...] = ()
         # Every name that the text was stored under: clearing any of them clears it. ANY: and others.
         self.documents: set[str] = {info.document} if info.document else set()
         # Unix seconds; 0: never.
@@ -54,6 +68,10 @@ class Chunk:
     def usable(self, wall: float) -> bool:
         """It may be served at this Unix time."""
         return self.complete and not 0 < self.expires_at <= wall
+
+
+def facts_of(chunks: Sequence[Chunk]) -> FactColumns:
+    return FactColumns(*zip(*[chunk.facts for chunk in chunks], strict=True))
 
 
 class Catalog:
@@ -81,8 +99,10 @@ class Catalog:
     def get(self, key: ChunkKey) -> Chunk | None:
         return self._chunks.get(key)
 
-    def get_each(self, keys: Iterable[ChunkKey]) -> Iterator[Chunk | None]:
-        return map(self._chunks.get, keys)
+    def get_each(self, names: Iterable[Name]) -> list[Chunk | None]:
+        """By names: plain tuples are as good as keys, and made faster."""
+        find: Callable[[Any], Chunk | None] = self._chunks.get
+        return list(map(find, names))
 
     def of_header(self, header: int) -> Chunk | None:
         return self._by_header.get(header)
@@ -107,7 +127,10 @@ class Catalog:
                 self._children.setdefault((key.space_id, info.previous_hash), {})[key] = chunk
             self._chunks_of_space[key.space_id] += 1
         chunk.objects[group, rank] = header
-        chunk.complete = len(chunk.objects) == info.groups * info.ranks
+        if len(chunk.objects) == info.groups * info.ranks:
+            places = [(group, rank) for rank in range(info.ranks) for group in range(info.groups)]
+            chunk.headers = tuple(chunk.objects[place] for place in places)
+            chunk.complete = True
         self._by_header[header] = chunk
         return chunk
 

@@ -1,5 +1,6 @@
 """Names of chunks and objects inside the store."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,6 +16,34 @@ class ChunkKey(NamedTuple):
     space_id: bytes
     domain: pb.Domain
     chain_hash: bytes
+
+
+# A ChunkKey, or a tuple that equals it.
+Name = tuple[bytes, pb.Domain, bytes]
+
+
+class Facts(NamedTuple):
+    """What answers to a lookup say of a chunk. An answer has hundreds: they are turned to columns as a whole."""
+
+    chain_hash: bytes
+    domain: pb.Domain
+    tokens: bytes
+    stored_position: int
+    context_class: pb.ContextClass
+    matchable: bool
+    document: str
+
+
+class FactColumns(NamedTuple):
+    """Facts of n chunks, each column [n]."""
+
+    chain_hashes: Sequence[bytes] = ()
+    domains: Sequence[pb.Domain] = ()
+    tokens: Sequence[bytes] = ()
+    stored_positions: Sequence[int] = ()
+    context_classes: Sequence[pb.ContextClass] = ()
+    matchable: Sequence[bool] = ()
+    documents: Sequence[str] = ()
 
 
 class ObjectKey(NamedTuple):

@@ -24,7 +24,7 @@ from services.store.eviction import FairShares
 from services.store.leasing.leases import HolderKey, LeaseTable, Objects, Ref
 from services.store.leasing.sampling import Sampler
 from services.store.names import ANY
-from services.store.objects import ChunkKey, ObjectKey, info_of
+from services.store.objects import ChunkKey, Name, ObjectKey, info_of
 from services.store.publishing.changes import STORE_OWNER, Added, Change, Removed
 from services.store.stats import Stats
 from services.store.usage import Usage
@@ -261,11 +261,13 @@ class StoreState:
         chunk = self.catalog.get(key)
         return chunk if chunk is not None and chunk.usable(self.clock.wall()) else None
 
-    def all_usable(self, keys: Iterable[ChunkKey]) -> list[Chunk | None]:
-        """As `usable`, for each key."""
+    def all_usable(self, names: Iterable[Name]) -> list[Chunk | None]:
+        """As `usable`, for each name."""
         wall = self.clock.wall()
-        chunks = self.catalog.get_each(keys)
-        return [chunk if chunk is not None and chunk.usable(wall) else None for chunk in chunks]
+        chunks = self.catalog.get_each(names)
+        if self._expiring:
+            return [chunk if chunk is not None and chunk.usable(wall) else None for chunk in chunks]
+        return [chunk if chunk is not None and chunk.complete else None for chunk in chunks]
 
     def touch(self, chunks: Sequence[Chunk]) -> None:
         """One request reuses them; in the order of its tokens. Those that have left meanwhile are passed over."""
@@ -386,9 +388,9 @@ def rank_objects(chunks: Sequence[Chunk], rank: int) -> tuple[list[int], Sequenc
 
     The chunks are complete and of one space.
     """
-    groups = range(chunks[0].info.groups) if chunks else range(0)
-    if len(groups) == 1:
-        place = (0, rank)
-        return [chunk.objects[place] for chunk in chunks], chunks
-    headers = [chunk.objects[group, rank] for chunk in chunks for group in groups]
-    return headers, [chunk for chunk in chunks for _ in groups]
+    groups = chunks[0].info.groups if chunks else 1
+    if groups == 1:
+        return [chunk.headers[rank] for chunk in chunks], chunks
+    of_rank = slice(rank * groups, (rank + 1) * groups)
+    headers = [header for chunk in chunks for header in chunk.headers[of_rank]]
+    return headers, [chunk for chunk in chunks for _ in range(groups)]

@@ -122,7 +122,8 @@ class Agent:
         self._channel = open_channel(store.target)
         self.stub: Any = store_pb2_grpc.StoreServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._beats: queue.Queue[store_pb2.SessionRequest | None] = queue.Queue()
-        self._stream = self.stub.Session(self._requests())
+        # The calls before went beside gRPC, whose channel may still wait to try a restarted store again.
+        self._stream = self.stub.Session(self._requests(), wait_for_ready=True)
         self.hello: store_pb2.SessionResponse = next(self._stream)
         registered = self.call("RegisterModelSpace", model_space=model or model_space())
         self.space = pb.Space(model_space_id=registered.model_space_id, tenant=tenant)

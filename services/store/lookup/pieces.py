@@ -8,10 +8,10 @@ import numpy as np
 
 from services.common.columns import Numbers
 from services.store.catalog import Chunk
-from services.store.objects import ChunkKey
+from services.store.objects import Name
 
 # What a piece is a part of: a chunk that is here, or the name of one that is claimed to be.
-Source = TypeVar("Source", bound=Chunk | ChunkKey)
+Source = TypeVar("Source", bound=Chunk | Name)
 
 
 class Piece(NamedTuple, Generic[Source]):

@@ -15,7 +15,7 @@ from services.store.lookup.cover import Cover
 from services.store.lookup.leased import object_columns
 from services.store.lookup.pieces import Piece, Pieces
 from services.store.lookup.query import Query
-from services.store.objects import ChunkKey
+from services.store.objects import ChunkKey, Name
 from services.store.state import StoreState
 
 
@@ -45,7 +45,7 @@ class Run:
         self.missing = Missing()
         self.from_l2: set[ChunkKey] = set()
         # What a matcher claims, and its reasons for the rest.
-        self.claims: Pieces[ChunkKey] = Pieces.none()
+        self.claims: Pieces[Name] = Pieces.none()
         self.rest: list[pb.Shortfall] = []
         # Why tokens are not served that nothing else explains.
         self.default: tuple[pb.Reason, str] = (pb.REASON_UNKNOWN_TEXT, "")
@@ -120,9 +120,10 @@ class Run:
         self._served = here
         absent: list[Piece[ChunkKey]] = []
         for claim, reason in refused:
+            late = pb.REASON_UNSPECIFIED
             if reason == pb.REASON_EVICTED:
-                absent.append(claim)
-            late = self.missing.reason(claim.source) if reason == pb.REASON_EVICTED else pb.REASON_UNSPECIFIED
+                absent.append(Piece(claim.position, ChunkKey(*claim.source), *claim[2:]))
+                late = self.missing.reason(absent[-1].source)
             self._cover.explain(claim.position, claim.end, late or reason)
         return Pieces.of_each(absent)
 

@@ -16,16 +16,16 @@ from services.common.columns import Numbers, u32s
 from services.common.errors import KvblendError
 from services.common.identity import HASH_BYTES
 from services.common.tokens import TOKEN_BYTES, encode_u32
-from services.store.catalog import Chunk
+from services.store.catalog import Chunk, facts_of
 from services.store.lookup.pieces import Piece, Pieces
 from services.store.lookup.query import Query
-from services.store.objects import ChunkKey
+from services.store.objects import FactColumns, Name
 from services.store.state import StoreState
 
 Bytes = npt.NDArray[np.uint8]
 
 
-def claims_of(query: Query, columns: pb.SegmentColumns) -> Pieces[ChunkKey]:
+def claims_of(query: Query, columns: pb.SegmentColumns) -> Pieces[Name]:
     """A matcher's segments, chunk by chunk.
 
     Columns that do not fit each other are ignored as a whole; else segments that contradict themselves, the
@@ -64,8 +64,8 @@ def claims_of(query: Query, columns: pb.SegmentColumns) -> Pieces[ChunkKey]:
     offsets = np.where(np.arange(segment.size) == first[segment], skips[segment], 0)
     kept = np.flatnonzero(sound[segment] & (chunk_lengths > 0))
     segment, inside = segment[kept], inside[kept]
-    keys = list(map(ChunkKey, repeat(query.space.space_id), domains[segment].tolist(), hashes[kept].tolist()))
-    return Pieces(starts[segment] + inside, keys, offsets[kept], chunk_lengths[kept], stored[segment] + inside)
+    names = list(zip(repeat(query.space.space_id), domains[segment].tolist(), hashes[kept].tolist()))
+    return Pieces(starts[segment] + inside, names, offsets[kept], chunk_lengths[kept], stored[segment] + inside)
 
 
 def _running_sum(values: Numbers) -> Numbers:
@@ -74,61 +74,63 @@ def _running_sum(values: Numbers) -> Numbers:
 
 
 def check(
-    state: StoreState, query: Query, claims: Pieces[ChunkKey]
-) -> tuple[Pieces[Chunk], list[tuple[Piece[ChunkKey], pb.Reason]]]:
+    state: StoreState, query: Query, claims: Pieces[Name]
+) -> tuple[Pieces[Chunk], list[tuple[Piece[Name], pb.Reason]]]:
     """What may be served of the claims, and those that may not, with why not.
 
     REASON_EVICTED: the chunk is not in the arena. Needs the lock.
     """
     chunks = state.all_usable(claims.sources)
-    refused: list[tuple[Piece[ChunkKey], pb.Reason]] = []
+    refused: list[tuple[Piece[Name], pb.Reason]] = []
     if None in chunks:
         refused += _not_here(state, claims, chunks)
         claims = claims.at(np.flatnonzero([chunk is not None for chunk in chunks]))
-    here = Pieces(
-        claims.positions, [chunk for chunk in chunks if chunk], claims.offsets, claims.lengths, claims.stored_positions
-    )
-    reasons = _reasons_against(state, query, here)
+    sources = [chunk for chunk in chunks if chunk is not None]
+    here = Pieces(claims.positions, sources, claims.offsets, claims.lengths, claims.stored_positions)
+    facts = facts_of(here.sources)
+    reasons = _reasons_against(query, here, facts)
+    here = replace(here, stored_positions=np.array(facts.stored_positions, np.int64) + here.offsets)
     if any(reasons):
         refused += [(claim, reason) for claim, reason in zip(claims, reasons, strict=True) if reason]
         here = here.at(np.flatnonzero([not reason for reason in reasons]))
-    origins = np.array([chunk.info.stored_position for chunk in here.sources], np.int64)
-    return replace(here, stored_positions=origins + here.offsets), refused
+        state.stats.add("false_claims", reasons.count(pb.REASON_UNKNOWN_TEXT))
+    return here, refused
 
 
 def _not_here(
-    state: StoreState, claims: Pieces[ChunkKey], chunks: Sequence[Chunk | None]
-) -> Iterator[tuple[Piece[ChunkKey], pb.Reason]]:
+    state: StoreState, claims: Pieces[Name], chunks: Sequence[Chunk | None]
+) -> Iterator[tuple[Piece[Name], pb.Reason]]:
     for claim, chunk in zip(claims, chunks, strict=True):
         if chunk is None:
-            known = state.catalog.get(claim.source)
+            known = state.catalog.get_each([claim.source])[0]
             yield claim, pb.REASON_INCOMPLETE_RANKS if known and not known.complete else pb.REASON_EVICTED
 
 
-def _reasons_against(state: StoreState, query: Query, here: Pieces[Chunk]) -> list[pb.Reason]:
-    """Why each of these must not be served; REASON_UNSPECIFIED: it may."""
-    infos = [chunk.info for chunk in here.sources]
+def _reasons_against(query: Query, here: Pieces[Chunk], facts: FactColumns) -> Sequence[pb.Reason]:
+    """Why each of these must not be served; REASON_UNSPECIFIED: it may. Nothing at all: all may."""
     sizes = (TOKEN_BYTES * here.lengths).tolist()
-    tokens = [info.tokens for info in infos]
-    offsets = TOKEN_BYTES * here.offsets
-    for index in np.flatnonzero((offsets > 0) | (np.fromiter(map(len, tokens), np.int64, len(tokens)) != sizes)):
-        tokens[index] = tokens[index][offsets[index] : offsets[index] + sizes[index]]
-    same = map(query.data.startswith, tokens, (TOKEN_BYTES * here.positions).tolist())
-    classes = query.context_classes
-    reasons = [
+    tokens = facts.tokens
+    if here.offsets.any() or list(map(len, tokens)) != sizes:
+        bounds = zip((TOKEN_BYTES * here.offsets).tolist(), sizes, strict=True)
+        tokens = [part[offset : offset + size] for part, (offset, size) in zip(tokens, bounds, strict=True)]
+    same = list(map(query.data.startswith, tokens, (TOKEN_BYTES * here.positions).tolist()))
+    are_opaque = _opaque(query, here)
+    kinds = set(zip(facts.context_classes, facts.matchable, strict=True))
+    may_serve = all(matchable and of_class in query.context_classes for of_class, matchable in kinds)
+    if may_serve and all(same) and not any(are_opaque) and list(map(len, tokens)) == sizes:
+        return ()
+    return [
         pb.REASON_CONTEXT_CLASS_NOT_ALLOWED
-        if info.context_class not in classes
+        if of_class not in query.context_classes
         else pb.REASON_OPAQUE_SPAN
-        if not info.matchable or is_opaque
+        if not matchable or is_opaque
         else pb.REASON_UNSPECIFIED
         if is_same and size == len(part)
         else pb.REASON_UNKNOWN_TEXT
-        for info, is_opaque, is_same, size, part in zip(infos, _opaque(query, here), same, sizes, tokens, strict=True)
+        for of_class, matchable, is_opaque, is_same, size, part in zip(
+            facts.context_classes, facts.matchable, are_opaque, same, sizes, tokens, strict=True
+        )
     ]
-    false = reasons.count(pb.REASON_UNKNOWN_TEXT)
-    if false:
-        state.stats.add("false_claims", false)
-    return reasons
 
 
 def _opaque(query: Query, here: Pieces[Chunk]) -> list[bool]:
@@ -145,23 +147,22 @@ def columns_of(pieces: Pieces[Chunk]) -> pb.SegmentColumns:
     were stored form one."""
     if not len(pieces):
         return pb.SegmentColumns()
-    keys = [chunk.key for chunk in pieces.sources]
-    domains = bytes([key.domain for key in keys])
-    first = _run_starts(pieces, np.frombuffer(domains, np.uint8))
-    infos = [pieces.sources[index].info for index in first.tolist()]
-    documents = [info.document for info in infos]
+    facts = facts_of(pieces.sources)
+    domains = np.frombuffer(bytes(facts.domains), np.uint8)
+    first = _run_starts(pieces, domains)
+    documents = [facts.documents[index] for index in first.tolist()]
     numbers = {document: number for number, document in enumerate(dict.fromkeys(documents))}
     return pb.SegmentColumns(
         query_positions=encode_u32(pieces.positions[first]),
         stored_positions=encode_u32(pieces.stored_positions[first]),
         lengths=encode_u32(np.add.reduceat(pieces.lengths, first)),
         skip_tokens=encode_u32(pieces.offsets[first]),
-        domains=bytes([domains[index] for index in first]),
-        context_classes=bytes([info.context_class for info in infos]),
+        domains=domains[first].tobytes(),
+        context_classes=np.frombuffer(bytes(facts.context_classes), np.uint8)[first].tobytes(),
         document_indexes=encode_u32([numbers[document] for document in documents]),
         documents=numbers,
         chunk_counts=encode_u32(np.diff(first, append=len(pieces))),
-        chain_hashes=b"".join([key.chain_hash for key in keys]),
+        chain_hashes=b"".join(facts.chain_hashes),
         chunk_lengths=encode_u32(pieces.lengths),
     )
 
