@@ -8,12 +8,14 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kvblend.connection import Connection
 from kvblend.descriptors import Memory, NotSent, sent
+from kvblend.host_calls.appended import Appended
 from kvblend.results import (
     ClearResult,
     FormatResult,
@@ -42,6 +44,11 @@ _KINDS = {"prompt": store_pb2.STORE_KIND_PROMPT, "document": store_pb2.STORE_KIN
 def token_bytes(tokens: Tokens) -> bytes:
     """Little-endian u32 bytes of token (or block) ids."""
     return np.ascontiguousarray(tokens, dtype="<u4").tobytes()
+
+
+def _with_tokens(request: Any, tokens: Tokens) -> Appended:
+    """The request with these tokens, which are not copied on their way."""
+    return Appended(request, "tokens", np.ascontiguousarray(tokens, dtype="<u4").reshape(-1).view(np.uint8).data)
 
 
 @dataclass(frozen=True)
@@ -198,7 +205,6 @@ class KvblendClient:
             instance_id=self.instance_id,
             request=pb.RequestKey(request_id=request_id, attempt=attempt),
             space=self._space(tenant, adapter_digest, cache_salt),
-            tokens=token_bytes(tokens),
             opaque_spans=opaque_spans,
             want_segments=want_segments,
             accept_blended=accept_blended,
@@ -207,7 +213,7 @@ class KvblendClient:
             no_wait=not wait,
             at_least=at_least,
         )
-        response, reason, detail = self._connection.call(self._stub.Lookup, request, timeout)
+        response, reason, detail = self._connection.call(self._stub.Lookup, _with_tokens(request, tokens), timeout)
         if response is None:
             count = len(np.atleast_1d(np.asarray(tokens)))
             shortfall = Shortfall(reason, count, detail)
@@ -316,7 +322,6 @@ class KvblendClient:
             space=self._space(tenant, adapter_digest, cache_salt),
             kind=_KINDS[kind],
             context=pb.Context(tokens=token_bytes(context)),
-            tokens=token_bytes(tokens),
             opaque_spans=opaque_spans,
             first_position=first_position,
             document=store_pb2.DocumentOptions(document=document, pinned=pinned, ttl_seconds=ttl_seconds),
@@ -326,7 +331,7 @@ class KvblendClient:
             allow_blended=allow_blended,
             no_store=no_store,
         )
-        response, reason, detail = self._connection.call(self._stub.StoreKv, request, timeout)
+        response, reason, detail = self._connection.call(self._stub.StoreKv, _with_tokens(request, tokens), timeout)
         if response is None:
             return StoreResult(ok=False, reason=reason, detail=detail)
         chunks = tuple(_stored_chunk(chunk) for chunk in response.chunks)
@@ -366,9 +371,8 @@ class KvblendClient:
         request = agent_pb2.AgentServiceScoreRequest(
             instance_id=self.instance_id,
             space=self._space(tenant, adapter_digest, cache_salt),
-            tokens=token_bytes(tokens),
         )
-        response, reason, detail = self._connection.call(self._stub.Score, request, timeout)
+        response, reason, detail = self._connection.call(self._stub.Score, _with_tokens(request, tokens), timeout)
         if response is None:
             return ScoreResult(ok=False, reason=reason, detail=detail)
         return ScoreResult(
