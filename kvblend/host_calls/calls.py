@@ -66,25 +66,27 @@ class Running:
     def next_answer(self, decode: Decode) -> tuple[bool, Any]:
         """(whether more may follow, the answer; None: the stream had no further one). Raises Failed."""
         try:
+            if self._cancelled:
+                raise EOFError
             data, body = self._connection.receive(self._deadline)
             head = pb.HostAnswer.FromString(data)
-            if head.code:
-                code = _CODES.get(head.code, grpc.StatusCode.UNKNOWN)
-                failure = Failed(code, head.details, unpack_metadata(head.trailing_metadata))
-                self._end(keep=True)
-                raise failure
-            answer = None if head.end_of_stream else decode(body)
+            answer = None if head.code or head.end_of_stream else decode(body)
+            trailing_metadata = unpack_metadata(head.trailing_metadata) if head.code else ()
         except TimeoutError:
             raise self._failed(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded") from None
-        except (OSError, EOFError, FrameTooLarge, ValueError) as error:
+        except (OSError, EOFError, FrameTooLarge) as error:
             raise self._failed(grpc.StatusCode.UNAVAILABLE, f"the answer was lost: {error}") from error
-        except grpc.RpcError:
-            raise
         except Exception as error:
             # What the service sent cannot be read.
             raise self._failed(grpc.StatusCode.INTERNAL, f"an unreadable answer: {error}") from error
-        if not head.more:
-            self._end(keep=True)
+        except BaseException:
+            # Of the thread, not of the call: a part of an answer may have been read.
+            self._end(keep=False)
+            raise
+        if head.code or not head.more:
+            self._end(keep=not head.more)
+        if head.code:
+            raise Failed(_CODES.get(head.code, grpc.StatusCode.UNKNOWN), head.details, trailing_metadata)
         return head.more, answer
 
     def _failed(self, code: grpc.StatusCode, details: str) -> Failed:
@@ -130,6 +132,8 @@ class AnswerStream(Ended):
 
     def __next__(self) -> Any:
         if not self._more:
+            if self._code != grpc.StatusCode.OK:
+                raise Failed(self._code, self._details, self._trailing_metadata)
             raise StopIteration
         try:
             self._more, answer = self._running.next_answer(self._decode)

@@ -8,7 +8,7 @@ import grpc
 
 from kvblend.host_calls.calls import AnswerStream, Decode, Ended, Failed, Running
 from kvblend.host_calls.connections import Connections, Unreachable
-from kvblend.host_calls.frames import SUFFIX, FrameTooLarge, pack_metadata
+from kvblend.host_calls.frames import FrameTooLarge, pack_metadata
 from kvblend.v1 import host_calls_pb2 as pb
 
 Encode = Callable[[Any], bytes]
@@ -17,6 +17,8 @@ Metadata = tuple[tuple[str, str | bytes], ...] | None
 _UNIX = "unix:"
 # Health and reflection are gRPC's own.
 _PACKAGE = "/kvblend."
+# More is as good as none.
+_DAY = 24 * 3600.0
 
 
 def host_channel(target: str, channel: grpc.Channel, repeatable: Sequence[str] = ()) -> grpc.Channel:
@@ -35,7 +37,7 @@ def host_channel(target: str, channel: grpc.Channel, repeatable: Sequence[str] =
 class _HostChannel(grpc.Channel):  # type: ignore[misc]
     def __init__(self, path: str, channel: grpc.Channel, repeatable: Sequence[str]) -> None:
         self._channel: Any = channel
-        self._connections = Connections(path + SUFFIX)
+        self._connections = Connections(path)
         self._repeatable = frozenset(f"/{method}" for method in repeatable)
 
     def unary_unary(
@@ -96,7 +98,7 @@ class _Way:
 
     def begin(self, request: Any, timeout: float | None, metadata: Metadata) -> Running:
         """Raises Unreachable: gRPC is to be asked; Failed."""
-        if timeout is None:
+        if timeout is None or timeout > _DAY:
             raise Unreachable("a call without a timeout")
         deadline = time.monotonic() + timeout
         head = pb.HostCall(
@@ -150,14 +152,19 @@ class _UnaryCall(grpc.UnaryUnaryMultiCallable):  # type: ignore[misc, type-arg]
         except Failed as failure:
             if not self._repeatable or failure.code() != grpc.StatusCode.UNAVAILABLE:
                 raise
-        left = None if timeout is None else max(0.0, timeout - (time.monotonic() - start))
-        return self._grpc_call.with_call(request, left, metadata, credentials, wait_for_ready, compression)
+        return self._grpc_call.with_call(
+            request, _left(timeout, start), metadata, credentials, wait_for_ready, compression
+        )
 
     def future(self, *arguments: Any, **more: Any) -> Any:
         return self._grpc_call.future(*arguments, **more)
 
 
 _OK = Ended(grpc.StatusCode.OK)
+
+
+def _left(timeout: float | None, start: float) -> float | None:
+    return None if timeout is None else max(0.0, timeout - (time.monotonic() - start))
 
 
 class _StreamCall(grpc.UnaryStreamMultiCallable):  # type: ignore[misc, type-arg]
@@ -173,7 +180,8 @@ class _StreamCall(grpc.UnaryStreamMultiCallable):  # type: ignore[misc, type-arg
         wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
     ) -> Any:
+        start = time.monotonic()
         try:
             return AnswerStream(self._way.begin(request, timeout, metadata), self._way.decode)
         except Unreachable:
-            return self._grpc_call(request, timeout, metadata, credentials, wait_for_ready, compression)
+            return self._grpc_call(request, _left(timeout, start), metadata, credentials, wait_for_ready, compression)

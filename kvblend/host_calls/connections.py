@@ -2,14 +2,18 @@
 
 import os
 import socket
+import struct
 import time
 from collections import deque
+from contextlib import suppress
 
-from kvblend.host_calls.frames import receive_frame, send_frame
+from kvblend.host_calls.frames import SUFFIX, be_patient, receive_frame, send_frame
 
 # More than this many are not kept for later calls.
 _KEPT = 16
+# A busy service does not take one at once.
 _CONNECT_SECONDS = 1.0
+_GREETING = (b"", b"")
 
 
 class Unreachable(Exception):
@@ -20,20 +24,14 @@ class Connection:
     """One call at a time, within its deadline (monotonic clock, seconds)."""
 
     def __init__(self, path: str, deadline: float) -> None:
-        """Raises Unreachable."""
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        """`path` is that of gRPC's socket. Raises Unreachable, TimeoutError."""
+        self._process = os.getpid()
         try:
-            self._patience(min(deadline, time.monotonic() + _CONNECT_SECONDS))
-            self._socket.connect(path)
-        except OSError as error:
-            self.close()
-            raise Unreachable(f"{path}: {error}") from error
-
-    def _patience(self, deadline: float) -> None:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        self._socket.settimeout(left)
+            self._socket = _connect(path, min(deadline, time.monotonic() + _CONNECT_SECONDS))
+        except (OSError, EOFError, ValueError) as error:
+            if time.monotonic() >= deadline:
+                raise TimeoutError from error
+            raise Unreachable(f"{path}{SUFFIX}: {error}") from error
 
     def is_open(self) -> bool:
         """Whether the service has not ended it meanwhile."""
@@ -49,9 +47,8 @@ class Connection:
 
     def send(self, head: bytes, body: bytes, deadline: float) -> None:
         """Raises FrameTooLarge, TimeoutError; Unreachable: the service has not got the whole of it."""
-        self._patience(deadline)
         try:
-            send_frame(self._socket, head, body)
+            send_frame(self._socket, head, body, deadline)
         except TimeoutError:
             raise
         except OSError as error:
@@ -59,23 +56,40 @@ class Connection:
 
     def receive(self, deadline: float) -> tuple[bytes, bytes]:
         """The next frame. Raises OSError (TimeoutError included), EOFError, FrameTooLarge."""
-        self._patience(deadline)
-        return receive_frame(self._socket)
+        return receive_frame(self._socket, deadline)
 
     def interrupt(self) -> None:
-        """Ends the call at both ends, whatever another thread is doing with it."""
-        try:
-            self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            # It has ended already.
-            return
+        """Ends the call at both ends, whatever another thread is doing with it; not that of the process forked from."""
+        if self._process == os.getpid():
+            with suppress(OSError):
+                # It has ended already.
+                self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        # Closing alone would leave it open where a fork has a copy.
+        self.interrupt()
         self._socket.close()
 
 
+def _connect(path: str, deadline: float) -> socket.socket:
+    """A connection that the service has taken. Raises OSError (TimeoutError included), EOFError, ValueError."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        be_patient(connection, deadline)
+        connection.connect(path + SUFFIX)
+        _, user, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if user not in (0, os.stat(path).st_uid):
+            raise PermissionError("it is not of the user whose gRPC's socket is")
+        if receive_frame(connection, deadline) != _GREETING:
+            raise ValueError("it does not greet")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
 class Connections:
-    """Those to one path. Thread-safe."""
+    """Those to the service whose gRPC's socket is at `path`. Thread-safe."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -86,8 +100,7 @@ class Connections:
 
     def begin(self, head: bytes, body: bytes, deadline: float) -> Connection:
         """A connection over which this call has been sent. Raises FrameTooLarge, TimeoutError, Unreachable."""
-        if self.closed:
-            raise Unreachable("closed")
+        self._leave_to_parent()
         while (connection := self._take()) is not None:
             try:
                 return self._sent(connection, head, body, deadline)
@@ -98,11 +111,6 @@ class Connections:
 
     def _take(self) -> Connection | None:
         """The one that was used last, and so is likely the warmest, if it is of any use."""
-        if self._process != os.getpid():
-            # A fork's copies: the connections belong to the parent's calls.
-            self._process = os.getpid()
-            self._busy.clear()
-            self._drop_idle()
         while True:
             try:
                 connection = self._idle.pop()
@@ -115,6 +123,8 @@ class Connections:
     def _sent(self, connection: Connection, head: bytes, body: bytes, deadline: float) -> Connection:
         self._busy.add(connection)
         try:
+            if self.closed:
+                raise Unreachable("closed")
             connection.send(head, body, deadline)
         except BaseException:
             self.drop(connection)
@@ -138,10 +148,24 @@ class Connections:
 
     def close(self) -> None:
         """Ends the calls under way."""
+        self._leave_to_parent()
         self.closed = True
         self._drop_idle()
         for connection in list(self._busy):
             connection.interrupt()
+
+    def _leave_to_parent(self) -> None:
+        """After a fork these are copies of connections with the parent's calls."""
+        if self._process == os.getpid():
+            return
+        self._process = os.getpid()
+        for connection in self._busy:
+            connection.close()
+        self._busy.clear()
+        self._drop_idle()
+
+    def __del__(self) -> None:
+        self._drop_idle()
 
     def _drop_idle(self) -> None:
         while True:

@@ -2,6 +2,7 @@
 
 import socket
 import struct
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,16 +15,29 @@ MOST_BYTES = 16 << 20
 _LENGTHS = struct.Struct("<II")
 # Smaller ones are sent in one piece; larger ones are not copied.
 _COPIED_BYTES = 1 << 14
+# What a socket holds at most, about: room for more would be taken in vain.
+_PIECE_BYTES = 1 << 18
 
 
 class FrameTooLarge(ValueError):
     """Of this side's own making: nothing was sent. Or of the other's: the connection is of no use."""
 
 
-def send_frame(connection: socket.socket, head: bytes, body: bytes) -> None:
+def be_patient(connection: socket.socket, deadline: float | None) -> None:
+    """What is done next on the connection ends by `deadline` (monotonic clock, seconds). Raises TimeoutError."""
+    if deadline is None:
+        return
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    connection.settimeout(left)
+
+
+def send_frame(connection: socket.socket, head: bytes, body: bytes, deadline: float | None = None) -> None:
     """Raises OSError (TimeoutError included) and FrameTooLarge."""
     if len(head) + len(body) > MOST_BYTES:
         raise FrameTooLarge(f"a message of {len(head) + len(body)} bytes is above the limit of {MOST_BYTES}")
+    be_patient(connection, deadline)
     lengths = _LENGTHS.pack(len(head), len(body))
     if len(body) <= _COPIED_BYTES:
         connection.sendall(lengths + head + body)
@@ -32,22 +46,24 @@ def send_frame(connection: socket.socket, head: bytes, body: bytes) -> None:
     sent = connection.sendmsg(parts)
     for part in parts:
         if sent < len(part):
+            be_patient(connection, deadline)
             connection.sendall(part[sent:])
         sent = max(0, sent - len(part))
 
 
-def receive_frame(connection: socket.socket) -> tuple[bytes, bytes]:
+def receive_frame(connection: socket.socket, deadline: float | None = None) -> tuple[bytes, bytes]:
     """(head, body). Raises OSError (TimeoutError included), FrameTooLarge, and EOFError when the other side is gone."""
-    head_bytes, body_bytes = _LENGTHS.unpack(_receive(connection, _LENGTHS.size))
+    be_patient(connection, deadline)
+    head_bytes, body_bytes = _LENGTHS.unpack(_receive(connection, _LENGTHS.size, deadline))
     if head_bytes + body_bytes > MOST_BYTES:
         raise FrameTooLarge(f"a message of {head_bytes + body_bytes} bytes is above the limit of {MOST_BYTES}")
-    return _receive(connection, head_bytes), _receive(connection, body_bytes)
+    return _receive(connection, head_bytes, deadline), _receive(connection, body_bytes, deadline)
 
 
-def _receive(connection: socket.socket, size: int) -> bytes:
+def _receive(connection: socket.socket, size: int, deadline: float | None) -> bytes:
     if not size:
         return b""
-    data = connection.recv(size)
+    data = connection.recv(min(size, _PIECE_BYTES))
     if len(data) == size:
         return data
     parts = [data]
@@ -55,7 +71,8 @@ def _receive(connection: socket.socket, size: int) -> bytes:
     while missing:
         if not parts[-1]:
             raise EOFError("the other side has ended the connection")
-        parts.append(connection.recv(missing))
+        be_patient(connection, deadline)
+        parts.append(connection.recv(min(missing, _PIECE_BYTES)))
         missing -= len(parts[-1])
     return b"".join(parts)
 

@@ -47,6 +47,9 @@ class UnixServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         self._thread.start()
 
     def stop_accepting(self) -> None:
+        if self.socket.fileno() < 0:
+            # It has stopped. What is there now is the next process's, with the same inode number perhaps.
+            return
         if self._thread.is_alive():
             self.shutdown()
         self.server_close()

@@ -4,6 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import grpc
@@ -59,15 +60,14 @@ class HostContext(grpc.ServicerContext):  # type: ignore[misc]
             if self._ended:
                 return False
             self._callbacks.append(callback)
-            first = len(self._callbacks) == 1
-        if first:
-            self._watch.add(self._connection, self._deadline, self._look)
+            if len(self._callbacks) == 1:
+                self._watch.add(self._connection, self._deadline, self._look)
         return True
 
     def _look(self) -> None:
         # What was noticed may have been of an earlier connection with the same descriptor.
         if not self.is_active():
-            self.end()
+            self.cancel()
 
     def code(self) -> grpc.StatusCode | None:
         return self._code
@@ -105,7 +105,8 @@ class HostContext(grpc.ServicerContext):  # type: ignore[misc]
         self._trailing = tuple(trailing_metadata)
 
     def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
-        self._code, self._details = code, details
+        # As in gRPC: aborting is no success.
+        self.fail(grpc.StatusCode.UNKNOWN if code is grpc.StatusCode.OK else code, details)
         raise Aborted(details)
 
     def abort_with_status(self, status: grpc.Status) -> NoReturn:
@@ -113,6 +114,13 @@ class HostContext(grpc.ServicerContext):  # type: ignore[misc]
         self.abort(status.code, status.details)
 
     def cancel(self) -> bool:
+        """Runs the callbacks. After them no answer leaves: they may have taken back what it would say."""
+        with self._lock:
+            if self._ended:
+                # The connection may have the next call already.
+                return False
+            with suppress(OSError):
+                self._connection.shutdown(socket.SHUT_RDWR)
         self.end()
         return True
 
@@ -136,8 +144,9 @@ class HostContext(grpc.ServicerContext):  # type: ignore[misc]
                 return
             self._ended = True
             callbacks, self._callbacks = self._callbacks, []
-        if callbacks:
-            self._watch.remove(self._connection)
+            if callbacks:
+                # Before any thread can close the connection, whose descriptor another one would get.
+                self._watch.remove(self._connection)
         for callback in callbacks:
             try:
                 callback()

@@ -5,7 +5,7 @@ import socketserver
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ _log = get_logger("host calls")
 
 # How long a caller may leave its answer in the socket.
 _SEND_SECONDS = 10
+# Those that callers keep for later, beside those with calls.
+_IDLE_CONNECTIONS = 512
 _YEAR = 365 * 24 * 3600.0
 
 # The handler of a method's full name, as gRPC has it, or None.
@@ -59,8 +61,9 @@ class Turns:
 class HostCallServer(UnixServer):
     """What `route` finds for a method's name, on the socket beside that of gRPC at `beside`. See UnixServer."""
 
-    def __init__(self, beside: Path, route: Route, turns: Turns, most_connections: int) -> None:
-        super().__init__(beside, SUFFIX, _Caller, most_connections)
+    def __init__(self, beside: Path, route: Route, turns: Turns, most_calls: int) -> None:
+        """More than `most_calls` are refused by `turns`."""
+        super().__init__(beside, SUFFIX, _Caller, most_calls + _IDLE_CONNECTIONS)
         self.route, self.turns = route, turns
         self.watch = Watch()
         self._changed = threading.Condition()
@@ -78,8 +81,9 @@ class HostCallServer(UnixServer):
         with self._changed:
             self._stopping = True
             for connection in self._idle:
+                # A call that is on its way is told so.
                 with suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
+                    connection.shutdown(socket.SHUT_RD)
 
     def stop(self, seconds: float) -> None:
         """After `begin_stop`: gives calls in flight `seconds`, and ends the rest."""
@@ -108,9 +112,11 @@ class HostCallServer(UnixServer):
                 self._idle.add(connection)
             return not self._stopping
 
-    def busy(self, connection: socket.socket) -> None:
+    def busy(self, connection: socket.socket) -> bool:
+        """A call has come. Whether it may begin."""
         with self._changed:
             self._idle.discard(connection)
+            return not self._stopping
 
 
 class _Caller(socketserver.BaseRequestHandler):
@@ -123,22 +129,30 @@ class _Caller(socketserver.BaseRequestHandler):
         self.request.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_SECONDS, 0))
 
     def handle(self) -> None:
+        # Its end: the caller's, or the server's.
         with self.server.caller(), suppress(OSError, EOFError):
-            # Its end: the caller's, or the server's.
-            while self.server.idle(self.request):
-                try:
-                    head, body = receive_frame(self.request)
-                    call = pb.HostCall.FromString(head)
-                    context = HostContext(call, self.request, self.server.watch)
-                except (FrameTooLarge, DecodeError, UnicodeDecodeError) as error:
-                    _log.warning("a connection is ended: this is no call", reason=str(error))
-                    return
-                finally:
-                    self.server.busy(self.request)
-                try:
-                    self._answer(call.method, body, context)
-                finally:
-                    context.end()
+            try:
+                if self.server.idle(self.request):
+                    send_frame(self.request, b"", b"")
+                    while self._serve() and self.server.idle(self.request):
+                        pass
+            finally:
+                self.server.busy(self.request)
+
+    def _serve(self) -> bool:
+        """One call, whose messages go with it. Whether there may be another one."""
+        try:
+            head, body = receive_frame(self.request)
+            call = pb.HostCall.FromString(head)
+            context = HostContext(call, self.request, self.server.watch)
+        except (FrameTooLarge, DecodeError, UnicodeDecodeError) as error:
+            _log.warning("a connection is ended: this is no call", reason=str(error))
+            return False
+        try:
+            self._answer(call.method, body, context)
+        finally:
+            context.end()
+        return True
 
     def _answer(self, method: str, body: bytes, context: HostContext) -> None:
         try:
@@ -150,7 +164,7 @@ class _Caller(socketserver.BaseRequestHandler):
         except (OSError, EOFError):
             raise
         except Exception as error:
-            if context.code() is None:
+            if context.failure() is None:
                 _log.error("unexpected error in a call", method=method, exc_info=error)
                 context.fail(grpc.StatusCode.UNKNOWN, f"unexpected {type(error).__name__}")
         failure = context.failure()
@@ -158,6 +172,8 @@ class _Caller(socketserver.BaseRequestHandler):
             send_frame(self.request, failure.SerializeToString(), b"")
 
     def _run(self, method: str, body: bytes, context: HostContext) -> None:
+        if not self.server.busy(self.request):
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the service is stopping")
         handler = self.server.route(method)
         if handler is None or handler.request_streaming:
             context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{method} is not served within a host")
@@ -167,13 +183,18 @@ class _Caller(socketserver.BaseRequestHandler):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the request cannot be read")
         with self.server.turns.turn(context):
             if handler.response_streaming:
-                for answer in handler.unary_stream(request, context):
-                    send_frame(self.request, _MORE, handler.response_serializer(answer))
+                with closing(handler.unary_stream(request, context)) as answers:
+                    for answer in answers:
+                        send_frame(self.request, _MORE, handler.response_serializer(answer))
                 answer, head = b"", _END
             else:
                 answer, head = handler.response_serializer(handler.unary_unary(request, context)), b""
-        if context.failure() is None:
-            send_frame(self.request, head, answer)
+        if context.failure() is not None:
+            return
+        if not context.time_remaining():
+            # A handler that saw this may have ended early, and its answer be a part of one.
+            context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+        send_frame(self.request, head, answer)
 
 
 _MORE = pb.HostAnswer(more=True).SerializeToString()

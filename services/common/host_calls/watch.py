@@ -30,6 +30,8 @@ class Watch:
         """`look` is called, in the watching thread, when the other end may have ended or `deadline` has passed."""
         descriptor = connection.fileno()
         with self._lock:
+            if self._closing:
+                return
             self._watched[descriptor] = (deadline, look)
             self._poll.register(descriptor, select.EPOLLRDHUP | select.EPOLLONESHOT)
 
@@ -50,7 +52,12 @@ class Watch:
                 look()
 
     def close(self) -> None:
-        self._closing = True
+        """What is still watched is not any more: calls that outlive the server end by themselves."""
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+            self._watched.clear()
         os.eventfd_write(self._wake, 1)
         if self._thread.is_alive():
             self._thread.join()

@@ -1,0 +1,140 @@
+"""Frames arrive as they were sent, however the bytes are cut; what is no frame is refused."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvblend.host_calls import frames
+from kvblend.host_calls.frames import (
+    MOST_BYTES,
+    FrameTooLarge,
+    pack_metadata,
+    receive_frame,
+    send_frame,
+    unpack_metadata,
+)
+
+SECONDS = 20.0
+some_bytes = st.binary(max_size=300)
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ends = socket.socketpair()
+    for end in ends:
+        end.settimeout(SECONDS)
+    with closing(ends[0]), closing(ends[1]):
+        yield ends
+
+
+def on_wire(*sent: tuple[bytes, bytes]) -> bytes:
+    """The slow obvious way."""
+    return b"".join(
+        len(head).to_bytes(4, "little") + len(body).to_bytes(4, "little") + head + body for head, body in sent
+    )
+
+
+class Cut:
+    """A socket that gives at most so many bytes at a time."""
+
+    def __init__(self, data: bytes, sizes: list[int]) -> None:
+        self._data, self._sizes = data, sizes
+
+    def recv(self, size: int) -> bytes:
+        size = min(size, self._sizes.pop() if self._sizes else size)
+        taken, self._data = self._data[:size], self._data[size:]
+        return taken
+
+
+@given(sent=st.lists(st.tuples(some_bytes, some_bytes), max_size=5), sizes=st.lists(st.integers(1, 50)))
+def test_frames_arrive_however_they_are_cut(sent: list[tuple[bytes, bytes]], sizes: list[int]) -> None:
+    connection = Cut(on_wire(*sent), sizes)
+    assert [receive_frame(connection) for _ in sent] == sent
+    with pytest.raises(EOFError):
+        receive_frame(connection)
+
+
+@given(head=some_bytes, body=some_bytes, data=st.data())
+def test_a_part_of_a_frame_is_none(head: bytes, body: bytes, data: st.DataObject) -> None:
+    whole = on_wire((head, body))
+    end = data.draw(st.integers(0, len(whole) - 1))
+    with pytest.raises(EOFError):
+        receive_frame(Cut(whole[:end], data.draw(st.lists(st.integers(1, 50)))))
+
+
+@given(data=st.binary(max_size=40))
+def test_any_bytes_are_a_frame_or_an_error(data: bytes) -> None:
+    try:
+        head, body = receive_frame(Cut(data, []))
+    except (EOFError, FrameTooLarge):
+        return
+    assert data.startswith(on_wire((head, body)))
+
+
+@pytest.mark.parametrize("sizes", [(0, 0), (5, 0), (0, 1 << 14), (7, (1 << 14) + 1), (100, 3 << 20), (0, MOST_BYTES)])
+@pytest.mark.parametrize("deadline", [True, False])
+def test_both_ways_of_sending_give_the_same_bytes(
+    pair: tuple[socket.socket, socket.socket], sizes: tuple[int, int], deadline: bool
+) -> None:
+    head, body = (bytes([size % 251]) * size for size in sizes)
+    until = time.monotonic() + SECONDS if deadline else None
+    sender = threading.Thread(target=send_frame, args=(pair[0], head, body, until))
+    sender.start()
+    assert receive_frame(pair[1], until) == (head, body)
+    sender.join()
+
+
+def test_what_is_too_large_is_not_sent(pair: tuple[socket.socket, socket.socket]) -> None:
+    with pytest.raises(FrameTooLarge):
+        send_frame(pair[0], b"h", bytes(MOST_BYTES))
+    pair[1].setblocking(False)
+    with pytest.raises(BlockingIOError):
+        pair[1].recv(1)
+
+
+@pytest.mark.parametrize("lengths", [(1, MOST_BYTES), (MOST_BYTES + 1, 0), (2**32 - 1, 2**32 - 1)])
+def test_what_is_too_large_is_not_read(lengths: tuple[int, int]) -> None:
+    with pytest.raises(FrameTooLarge):
+        receive_frame(Cut(b"".join(length.to_bytes(4, "little") for length in lengths), []))
+
+
+def test_a_peer_that_drips_does_not_outlast_the_deadline(pair: tuple[socket.socket, socket.socket]) -> None:
+    """Each byte is in time, all of them are not."""
+    gone = threading.Event()
+
+    def drip() -> None:
+        for byte in on_wire((b"", bytes(1000))):
+            pair[0].send(bytes([byte]))
+            if gone.wait(0.01):
+                return
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    with pytest.raises(TimeoutError):
+        receive_frame(pair[1], time.monotonic() + 0.1)
+    gone.set()
+    thread.join()
+
+
+def test_a_peer_that_does_not_read_does_not_outlast_the_deadline(pair: tuple[socket.socket, socket.socket]) -> None:
+
+    def send_many(body: bytes) -> None:
+        for _ in range(10_000):
+            send_frame(pair[0], b"", body, time.monotonic() + 0.05)
+
+    for body in (bytes(8 << 20), bytes(frames._COPIED_BYTES)):
+        with pytest.raises(TimeoutError):
+            send_many(body)
+    with pytest.raises(TimeoutError):
+        send_frame(pair[0], b"", b"", time.monotonic() - 1)
+
+
+@given(st.lists(st.one_of(st.tuples(st.just("a"), st.text()), st.tuples(st.just("a-bin"), st.binary()))))
+def test_metadata_travel(metadata: list[tuple[str, str | bytes]]) -> None:
+    assert list(unpack_metadata(pack_metadata(metadata))) == metadata
