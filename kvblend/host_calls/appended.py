@@ -28,10 +28,15 @@ class Appended:
 
     def whole(self) -> Any:
         """The message with the field."""
-        whole = type(self._message)()
-        whole.CopyFrom(self._message)
-        setattr(whole, self._name, self._data.tobytes())
-        return whole
+        message = type(self._message)()
+        message.CopyFrom(self._message)
+        setattr(message, self._name, self._data.tobytes())
+        return message
+
+
+def whole(request: Any) -> Any:
+    """The message that a request is, or stands for."""
+    return request.whole() if isinstance(request, Appended) else request
 
 
 def _varint(value: int) -> bytes:

@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 
+from kvblend.host_calls.appended import Appended, whole
 from kvblend.host_calls.calls import AnswerStream, Decode, Ended, Failed, Running
 from kvblend.host_calls.connections import Connections, Unreachable
 from kvblend.host_calls.frames import FrameTooLarge, pack_metadata
@@ -22,16 +23,14 @@ _DAY = 24 * 3600.0
 
 
 def host_channel(target: str, channel: grpc.Channel, repeatable: Sequence[str] = ()) -> grpc.Channel:
-    """`channel`, or one that makes the same calls faster where `target` is one unix socket (gRPC's).
+    """A channel that makes the same calls as `channel`, and faster where `target` is one unix socket (gRPC's).
 
-    gRPC takes all other calls: those whose service has no such socket or does not take them, those without a timeout,
-    those that stream requests, and `future`. A lost answer is UNAVAILABLE; where the method ("package.Service/Method")
-    is `repeatable`, it is asked for again over gRPC.
+    Requests may be `Appended`. gRPC takes all other calls: those whose service has no such socket or does not take
+    them, those without a timeout, those that stream requests, and `future`. A lost answer is UNAVAILABLE; where the
+    method ("package.Service/Method") is `repeatable`, it is asked for again over gRPC.
     """
-    path = target.removeprefix(_UNIX)
-    if not target.startswith(_UNIX) or "," in path:
-        return channel
-    return _HostChannel(path, channel, repeatable)
+    is_one_socket = target.startswith(_UNIX) and "," not in target
+    return _HostChannel(target.removeprefix(_UNIX) if is_one_socket else "", channel, repeatable)
 
 
 class _HostChannel(grpc.Channel):  # type: ignore[misc]
@@ -107,7 +106,8 @@ class _Way:
             metadata=pack_metadata(metadata),
         )
         try:
-            connection = self._connections.begin(head.SerializeToString(), self._encode(request), deadline)
+            body = request.parts() if isinstance(request, Appended) else (self._encode(request),)
+            connection = self._connections.begin(head.SerializeToString(), body, deadline)
         except TimeoutError:
             raise Failed(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded") from None
         except FrameTooLarge as error:
@@ -153,11 +153,11 @@ class _UnaryCall(grpc.UnaryUnaryMultiCallable):  # type: ignore[misc, type-arg]
             if not self._repeatable or failure.code() != grpc.StatusCode.UNAVAILABLE:
                 raise
         return self._grpc_call.with_call(
-            request, _left(timeout, start), metadata, credentials, wait_for_ready, compression
+            whole(request), _left(timeout, start), metadata, credentials, wait_for_ready, compression
         )
 
-    def future(self, *arguments: Any, **more: Any) -> Any:
-        return self._grpc_call.future(*arguments, **more)
+    def future(self, request: Any, *arguments: Any, **more: Any) -> Any:
+        return self._grpc_call.future(whole(request), *arguments, **more)
 
 
 _OK = Ended(grpc.StatusCode.OK)
@@ -184,4 +184,6 @@ class _StreamCall(grpc.UnaryStreamMultiCallable):  # type: ignore[misc, type-arg
         try:
             return AnswerStream(self._way.begin(request, timeout, metadata), self._way.decode)
         except Unreachable:
-            return self._grpc_call(request, _left(timeout, start), metadata, credentials, wait_for_ready, compression)
+            return self._grpc_call(
+                whole(request), _left(timeout, start), metadata, credentials, wait_for_ready, compression
+            )

@@ -5,6 +5,7 @@ import socket
 import struct
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 
 from kvblend.host_calls.frames import SUFFIX, be_patient, receive_frame, send_frame
@@ -14,6 +15,9 @@ _KEPT = 16
 # A busy service does not take one at once.
 _CONNECT_SECONDS = 1.0
 _GREETING = (b"", b"")
+
+# A request, in parts.
+Body = Sequence[bytes | memoryview]
 
 
 class Unreachable(Exception):
@@ -45,10 +49,10 @@ class Connection:
         # It has ended, or what is there belongs to no call.
         return False
 
-    def send(self, head: bytes, body: bytes, deadline: float) -> None:
+    def send(self, head: bytes, body: Body, deadline: float) -> None:
         """Raises FrameTooLarge, TimeoutError; Unreachable: the service has not got the whole of it."""
         try:
-            send_frame(self._socket, head, body, deadline)
+            send_frame(self._socket, head, *body, deadline=deadline)
         except TimeoutError:
             raise
         except OSError as error:
@@ -89,7 +93,7 @@ def _connect(path: str, deadline: float) -> socket.socket:
 
 
 class Connections:
-    """Those to the service whose gRPC's socket is at `path`. Thread-safe."""
+    """Those to the service whose gRPC's socket is at `path`; "": there is none. Thread-safe."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -98,8 +102,10 @@ class Connections:
         self._process = os.getpid()
         self.closed = False
 
-    def begin(self, head: bytes, body: bytes, deadline: float) -> Connection:
+    def begin(self, head: bytes, body: Body, deadline: float) -> Connection:
         """A connection over which this call has been sent. Raises FrameTooLarge, TimeoutError, Unreachable."""
+        if not self._path:
+            raise Unreachable("not on this host")
         self._leave_to_parent()
         while (connection := self._take()) is not None:
             try:
@@ -120,7 +126,7 @@ class Connections:
                 return connection
             connection.close()
 
-    def _sent(self, connection: Connection, head: bytes, body: bytes, deadline: float) -> Connection:
+    def _sent(self, connection: Connection, head: bytes, body: Body, deadline: float) -> Connection:
         self._busy.add(connection)
         try:
             if self.closed:

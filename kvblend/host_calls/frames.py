@@ -33,16 +33,19 @@ def be_patient(connection: socket.socket, deadline: float | None) -> None:
     connection.settimeout(left)
 
 
-def send_frame(connection: socket.socket, head: bytes, body: bytes, deadline: float | None = None) -> None:
-    """Raises OSError (TimeoutError included) and FrameTooLarge."""
-    if len(head) + len(body) > MOST_BYTES:
-        raise FrameTooLarge(f"a message of {len(head) + len(body)} bytes is above the limit of {MOST_BYTES}")
+def send_frame(
+    connection: socket.socket, head: bytes, *body: bytes | memoryview, deadline: float | None = None
+) -> None:
+    """The parts of the body are sent one behind the other. Raises OSError (TimeoutError included) and FrameTooLarge."""
+    body_bytes = sum(map(len, body))
+    if len(head) + body_bytes > MOST_BYTES:
+        raise FrameTooLarge(f"a message of {len(head) + body_bytes} bytes is above the limit of {MOST_BYTES}")
     be_patient(connection, deadline)
-    lengths = _LENGTHS.pack(len(head), len(body))
-    if len(body) <= _COPIED_BYTES:
-        connection.sendall(lengths + head + body)
+    lengths = _LENGTHS.pack(len(head), body_bytes)
+    if body_bytes <= _COPIED_BYTES:
+        connection.sendall(b"".join((lengths, head, *body)))
         return
-    parts = [memoryview(lengths + head), memoryview(body)]
+    parts = [memoryview(part) for part in (lengths + head, *body)]
     sent = connection.sendmsg(parts)
     for part in parts:
         if sent < len(part):

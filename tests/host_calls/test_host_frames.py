@@ -126,13 +126,13 @@ def test_a_peer_that_does_not_read_does_not_outlast_the_deadline(pair: tuple[soc
 
     def send_many(body: bytes) -> None:
         for _ in range(10_000):
-            send_frame(pair[0], b"", body, time.monotonic() + 0.05)
+            send_frame(pair[0], b"", body, deadline=time.monotonic() + 0.05)
 
     for body in (bytes(8 << 20), bytes(frames._COPIED_BYTES)):
         with pytest.raises(TimeoutError):
             send_many(body)
     with pytest.raises(TimeoutError):
-        send_frame(pair[0], b"", b"", time.monotonic() - 1)
+        send_frame(pair[0], b"", b"", deadline=time.monotonic() - 1)
 
 
 @given(st.lists(st.one_of(st.tuples(st.just("a"), st.text()), st.tuples(st.just("a-bin"), st.binary()))))
