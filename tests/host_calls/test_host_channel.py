@@ -248,7 +248,7 @@ def test_a_fork_leaves_its_parents_calls_alone(shm_dir: Path) -> None:
     path.touch()
     with closing(ScriptedService(path, slow)):
         connections = Connections(str(path))
-        busy = connections.begin(b"", b"mine", time.monotonic() + SECONDS)
+        busy = connections.begin(b"", (b"mine",), time.monotonic() + SECONDS)
         child = os.fork()
         if not child:
             connections.close()
@@ -256,7 +256,7 @@ def test_a_fork_leaves_its_parents_calls_alone(shm_dir: Path) -> None:
         assert os.waitpid(child, 0)[1] == 0
         assert receive_frame(busy._socket) == (b"", b"mine")
         connections.keep(busy)
-        busy = connections.begin(b"", b"given up", time.monotonic() + SECONDS)
+        busy = connections.begin(b"", (b"given up",), time.monotonic() + SECONDS)
         child = os.fork()
         if not child:
             gone.wait(SECONDS)
@@ -275,12 +275,12 @@ def test_no_call_is_begun_after_the_close(shm_dir: Path) -> None:
     path.touch()
     with closing(ScriptedService(path, echo)) as fake:
         connections = Connections(str(path))
-        kept = connections.begin(b"", b"one", time.monotonic() + SECONDS)
+        kept = connections.begin(b"", (b"one",), time.monotonic() + SECONDS)
         kept.receive(time.monotonic() + SECONDS)
         connections.close()
         connections.keep(kept)
         with pytest.raises(Unreachable):
-            connections.begin(b"", b"two", time.monotonic() + SECONDS)
+            connections.begin(b"", (b"two",), time.monotonic() + SECONDS)
         eventually(lambda: fake.received == [b"one"])
 
 
