@@ -66,8 +66,8 @@ class Running:
     def next_answer(self, decode: Decode) -> tuple[bool, Any]:
         """(whether more may follow, the answer; None: the stream had no further one). Raises Failed."""
         try:
-            if self._cancelled:
-                raise EOFError
+            if self._cancelled or self._ended:
+                raise EOFError("it has ended")
             data, body = self._connection.receive(self._deadline)
             head = pb.HostAnswer.FromString(data)
             answer = None if head.code or head.end_of_stream else decode(body)
