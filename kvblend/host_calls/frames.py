@@ -18,8 +18,6 @@ _LENGTHS = struct.Struct("<II")
 _COPIED_BYTES = 1 << 14
 # Read at once: most frames are whole then.
 _PIECE_BYTES = 1 << 14
-# What a socket holds at most, about: room for more would be taken in vain.
-_LARGE_PIECE_BYTES = 1 << 18
 
 
 class FrameTooLarge(ValueError):
@@ -49,15 +47,18 @@ class Frames:
             _left(deadline)
             flags |= socket.MSG_DONTWAIT
         start = _LENGTHS.pack(len(head), len(body)) + head
-        for part in [start + body] if len(body) <= _COPIED_BYTES else [start, body]:
-            sent = self._send_some(part, flags, deadline)
-            while sent < len(part):
-                sent += self._send_some(memoryview(part)[sent:], flags, deadline)
+        parts = [memoryview(start + body)] if len(body) <= _COPIED_BYTES else [memoryview(start), memoryview(body)]
+        while parts:
+            sent = self._send_some(parts, flags, deadline)
+            while parts and sent >= len(parts[0]):
+                sent -= len(parts.pop(0))
+            if sent:
+                parts[0] = parts[0][sent:]
 
-    def _send_some(self, data: bytes | memoryview, flags: int, deadline: float | None) -> int:
+    def _send_some(self, parts: list[memoryview], flags: int, deadline: float | None) -> int:
         while True:
             try:
-                return self._socket.send(data, flags)
+                return self._socket.sendmsg(parts, (), flags)
             except BlockingIOError:
                 if deadline is None:
                     # The socket's own patience (SO_SNDTIMEO) is at its end.
@@ -74,17 +75,20 @@ class Frames:
         head_bytes, body_bytes = _LENGTHS.unpack_from(data)
         if head_bytes + body_bytes > MOST_BYTES:
             raise FrameTooLarge(f"a message of {head_bytes + body_bytes} bytes is above the limit of {MOST_BYTES}")
-        body_start = _LENGTHS.size + head_bytes
-        end = body_start + body_bytes
+        start = _LENGTHS.size + head_bytes
+        while len(data) < start:
+            data += self._receive_some(start - len(data), deadline)
+        head, end = data[_LENGTHS.size : start], start + body_bytes
         if len(data) < end:
-            data = self._receive_all(data, end, deadline)
+            return head, self._receive_rest(data[start:], body_bytes, deadline)
         self._rest = data[end:]
-        return data[_LENGTHS.size : body_start], data[body_start:end]
+        return head, data[start:end]
 
-    def _receive_all(self, data: bytes, size: int, deadline: float | None) -> bytes:
+    def _receive_rest(self, data: bytes, size: int, deadline: float | None) -> bytes:
+        self._rest = b""
         parts, missing = [data], size - len(data)
         while missing:
-            parts.append(self._receive_some(min(missing, _LARGE_PIECE_BYTES), deadline))
+            parts.append(self._receive_some(missing, deadline))
             missing -= len(parts[-1])
         return b"".join(parts)
 
