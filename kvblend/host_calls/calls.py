@@ -1,6 +1,7 @@
 """Calls under way, as gRPC's callers know them: the answer, a stream of answers, or grpc.RpcError."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -66,8 +67,8 @@ class Running:
     def next_answer(self, decode: Decode) -> tuple[bool, Any]:
         """(whether more may follow, the answer; None: the stream had no further one). Raises Failed."""
         try:
-            if self._cancelled:
-                raise EOFError
+            if self._cancelled or self._ended:
+                raise EOFError("it has ended")
             data, body = self._connection.receive(self._deadline)
             head = pb.HostAnswer.FromString(data)
             answer = None if head.code or head.end_of_stream else decode(body)
@@ -93,6 +94,9 @@ class Running:
         self._end(keep=False)
         if self._cancelled or self._connections.closed:
             return Failed(grpc.StatusCode.CANCELLED, "the caller has cancelled it")
+        if time.monotonic() >= self._deadline:
+            # The service ends late calls by itself, and may be the first to notice.
+            return Failed(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
         return Failed(code, details)
 
     def _end(self, *, keep: bool) -> None:

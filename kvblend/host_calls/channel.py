@@ -106,7 +106,7 @@ class _Way:
             metadata=pack_metadata(metadata),
         )
         try:
-            body = request.parts() if isinstance(request, Appended) else (self._encode(request),)
+            body = request.parts() if isinstance(request, Appended) else self._encode(request)
             connection = self._connections.begin(head.SerializeToString(), body, deadline)
         except TimeoutError:
             raise Failed(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded") from None

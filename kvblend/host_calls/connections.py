@@ -5,19 +5,15 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Sequence
 from contextlib import suppress
 
-from kvblend.host_calls.frames import SUFFIX, be_patient, receive_frame, send_frame
+from kvblend.host_calls.frames import SUFFIX, Body, Frames
 
 # More than this many are not kept for later calls.
 _KEPT = 16
 # A busy service does not take one at once.
 _CONNECT_SECONDS = 1.0
 _GREETING = (b"", b"")
-
-# A request, in parts.
-Body = Sequence[bytes | memoryview]
 
 
 class Unreachable(Exception):
@@ -31,28 +27,20 @@ class Connection:
         """`path` is that of gRPC's socket. Raises Unreachable, TimeoutError."""
         self._process = os.getpid()
         try:
-            self._socket = _connect(path, min(deadline, time.monotonic() + _CONNECT_SECONDS))
+            self._socket, self._frames = _connect(path, min(deadline, time.monotonic() + _CONNECT_SECONDS))
         except (OSError, EOFError, ValueError) as error:
             if time.monotonic() >= deadline:
                 raise TimeoutError from error
             raise Unreachable(f"{path}{SUFFIX}: {error}") from error
 
     def is_open(self) -> bool:
-        """Whether the service has not ended it meanwhile."""
-        try:
-            self._socket.settimeout(0)
-            self._socket.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        # It has ended, or what is there belongs to no call.
-        return False
+        """Whether the service has not ended it meanwhile, and sent nothing that belongs to no call."""
+        return self._frames.is_quiet()
 
     def send(self, head: bytes, body: Body, deadline: float) -> None:
         """Raises FrameTooLarge, TimeoutError; Unreachable: the service has not got the whole of it."""
         try:
-            send_frame(self._socket, head, *body, deadline=deadline)
+            self._frames.send(head, body, deadline)
         except TimeoutError:
             raise
         except OSError as error:
@@ -60,7 +48,7 @@ class Connection:
 
     def receive(self, deadline: float) -> tuple[bytes, bytes]:
         """The next frame. Raises OSError (TimeoutError included), EOFError, FrameTooLarge."""
-        return receive_frame(self._socket, deadline)
+        return self._frames.receive(deadline)
 
     def interrupt(self) -> None:
         """Ends the call at both ends, whatever another thread is doing with it; not that of the process forked from."""
@@ -75,21 +63,24 @@ class Connection:
         self._socket.close()
 
 
-def _connect(path: str, deadline: float) -> socket.socket:
+def _connect(path: str, deadline: float) -> tuple[socket.socket, Frames]:
     """A connection that the service has taken. Raises OSError (TimeoutError included), EOFError, ValueError."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        be_patient(connection, deadline)
+        # Never waits, not even where too many wait to be taken.
+        connection.setblocking(False)
         connection.connect(path + SUFFIX)
+        connection.setblocking(True)
         _, user, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if user not in (0, os.stat(path).st_uid):
             raise PermissionError("it is not of the user whose gRPC's socket is")
-        if receive_frame(connection, deadline) != _GREETING:
+        frames = Frames(connection)
+        if frames.receive(deadline) != _GREETING:
             raise ValueError("it does not greet")
     except BaseException:
         connection.close()
         raise
-    return connection
+    return connection, frames
 
 
 class Connections:

@@ -5,6 +5,7 @@ import socketserver
 import stat
 import struct
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,14 @@ class UnixServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
             for connection in self._connections:
                 with suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
+
+    def get_request(self) -> Any:
+        try:
+            return super().get_request()
+        except OSError:
+            # No descriptor is left, say: the caller stays at the door, and would be asked in again at once.
+            time.sleep(_LOOK_SECONDS)
+            raise
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """The kernel asked the mode of this socket, made like gRPC's; here is that of gRPC's own, as it is now."""

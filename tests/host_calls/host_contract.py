@@ -128,14 +128,15 @@ def a_stream_may_fail_midway(bench: Bench) -> None:
 
 @check
 def an_abandoned_stream_ends_its_handler(bench: Bench) -> None:
-    answers = bench.stream("endless", b"dropped")
+    # Not their deadline ends them.
+    answers = bench.stream("endless", b"dropped", timeout=10 * bench.seconds)
     next(answers)
     answers.cancel()
     with pytest.raises(grpc.RpcError) as caught:
         for _ in answers:
             pass
     assert caught.value.code() == Code.CANCELLED
-    other = bench.stream("endless", b"forgotten")
+    other = bench.stream("endless", b"forgotten", timeout=10 * bench.seconds)
     next(other)
     del other, answers
     for name in ("dropped", "forgotten"):

@@ -12,7 +12,7 @@ import grpc
 from host_service import host_alone, unary
 from host_wire import ScriptedService
 
-from kvblend.host_calls.frames import send_frame
+from kvblend.host_calls.frames import Frames
 
 NOBODY = 65534
 
@@ -31,7 +31,7 @@ def call(path: Path, method: str, request: str, timeout: str) -> None:
 def squat(path: Path) -> None:
     def take(connection, head: bytes, body: bytes) -> None:
         print(f"taken {body.decode()}", flush=True)
-        send_frame(connection, b"", b"forged")
+        Frames(connection).send(b"", b"forged")
 
     service = ScriptedService(path, take)
     print("ready", flush=True)

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import closing, contextmanager, suppress
@@ -10,7 +11,7 @@ from pathlib import Path
 import grpc
 from host_service import NAME, SECONDS, Service
 
-from kvblend.host_calls.frames import SUFFIX, receive_frame, send_frame
+from kvblend.host_calls.frames import SUFFIX, Frames
 from kvblend.v1 import host_calls_pb2 as pb
 
 Script = Callable[[socket.socket, bytes, bytes], None]
@@ -28,14 +29,15 @@ class RawCaller:
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.settimeout(SECONDS)
         self.socket.connect(f"{path}{SUFFIX}")
-        assert receive_frame(self.socket) == (b"", b"")
+        self._frames = Frames(self.socket)
+        assert self._frames.receive(time.monotonic() + SECONDS) == (b"", b"")
 
     def send(self, method: str, body: bytes, timeout: float = SECONDS) -> None:
         self.socket.sendall(call_frame(method, body, timeout))
 
     def receive(self) -> tuple[pb.HostAnswer, bytes]:
         """Raises EOFError, OSError."""
-        head, body = receive_frame(self.socket)
+        head, body = self._frames.receive(time.monotonic() + SECONDS)
         return pb.HostAnswer.FromString(head), body
 
     def ends(self) -> bool:
@@ -50,7 +52,7 @@ class RawCaller:
 
 
 def nothing_before(connection: socket.socket) -> None:
-    send_frame(connection, b"", b"")
+    Frames(connection).send(b"", b"")
 
 
 class ScriptedService:
@@ -73,8 +75,9 @@ class ScriptedService:
                 self.connections += 1
                 with closing(connection), suppress(EOFError, OSError, ValueError):
                     self._greet(connection)
+                    frames = Frames(connection)
                     while True:
-                        head, body = receive_frame(connection)
+                        head, body = frames.receive()
                         self.received.append(body)
                         self._script(connection, head, body)
 

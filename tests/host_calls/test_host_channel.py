@@ -2,6 +2,7 @@
 
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,13 +18,13 @@ from host_wire import ScriptedService, nothing_before, old_service
 from kvblend.host_calls import host_channel
 from kvblend.host_calls.channel import _UnaryCall
 from kvblend.host_calls.connections import Connections, Unreachable
-from kvblend.host_calls.frames import SUFFIX, receive_frame, send_frame
+from kvblend.host_calls.frames import SUFFIX, Frames
 
 Code = grpc.StatusCode
 
 
 def echo(connection: socket.socket, head: bytes, body: bytes) -> None:
-    send_frame(connection, b"", body)
+    Frames(connection).send(b"", body)
 
 
 def end(connection: socket.socket, head: bytes, body: bytes) -> None:
@@ -109,7 +110,7 @@ def half_a_greeting(connection: socket.socket) -> None:
 
 
 def no_greeting(connection: socket.socket) -> None:
-    send_frame(connection, b"", b"hello")
+    Frames(connection).send(b"", b"hello")
 
 
 def read_a_part(connection: socket.socket) -> None:
@@ -194,7 +195,7 @@ def test_bytes_that_belong_to_no_call_end_the_connection(shm_dir: Path) -> None:
 @pytest.mark.parametrize("head", [b"\xff\xff", b"\x10\xff\xff", b"\x22\x04\x0a\x01k\x12"])
 def test_an_unreadable_answer_is_an_internal_error(shm_dir: Path, head: bytes) -> None:
     def garble(connection: socket.socket, _: bytes, body: bytes) -> None:
-        send_frame(connection, b"" if body == b"fine" else head, body)
+        Frames(connection).send(b"" if body == b"fine" else head, body)
 
     with scripted(shm_dir / "s", garble) as (_, service), open_channel(shm_dir / "s") as channel:
         assert outcome(unary(channel, "echo"), b"one") == Code.INTERNAL
@@ -223,9 +224,7 @@ def test_an_exception_of_the_thread_ends_the_stream(shm_dir: Path, monkeypatch: 
         answers = stream(channel, "count")(b"100", timeout=SECONDS)
         next(answers)
         with monkeypatch.context() as patched:
-            patched.setattr(
-                "kvblend.host_calls.connections.receive_frame", lambda *_: (_ for _ in ()).throw(SystemExit)
-            )
+            patched.setattr(Frames, "receive", lambda *_: sys.exit())
             with pytest.raises(SystemExit):
                 next(answers)
         with pytest.raises(grpc.RpcError) as caught:
@@ -254,7 +253,7 @@ def test_a_fork_leaves_its_parents_calls_alone(shm_dir: Path) -> None:
             connections.close()
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
-        assert receive_frame(busy._socket) == (b"", b"mine")
+        assert busy.receive(time.monotonic() + SECONDS) == (b"", b"mine")
         connections.keep(busy)
         busy = connections.begin(b"", (b"given up",), time.monotonic() + SECONDS)
         child = os.fork()

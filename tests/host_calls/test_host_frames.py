@@ -1,5 +1,6 @@
 """Frames arrive as they were sent, however the bytes are cut; what is no frame is refused."""
 
+import signal
 import socket
 import threading
 import time
@@ -10,25 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvblend.host_calls import frames
 from kvblend.host_calls.frames import (
     MOST_BYTES,
+    Frames,
     FrameTooLarge,
     pack_metadata,
-    receive_frame,
-    send_frame,
     unpack_metadata,
 )
 
 SECONDS = 20.0
+NOTHING = socket.socket(socket.AF_UNIX)
 some_bytes = st.binary(max_size=300)
 
 
 @pytest.fixture
 def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
     ends = socket.socketpair()
-    for end in ends:
-        end.settimeout(SECONDS)
     with closing(ends[0]), closing(ends[1]):
         yield ends
 
@@ -43,6 +41,8 @@ def on_wire(*sent: tuple[bytes, bytes]) -> bytes:
 class Cut:
     """A socket that gives at most so many bytes at a time."""
 
+    fileno = NOTHING.fileno
+
     def __init__(self, data: bytes, sizes: list[int]) -> None:
         self._data, self._sizes = data, sizes
 
@@ -54,10 +54,10 @@ class Cut:
 
 @given(sent=st.lists(st.tuples(some_bytes, some_bytes), max_size=5), sizes=st.lists(st.integers(1, 50)))
 def test_frames_arrive_however_they_are_cut(sent: list[tuple[bytes, bytes]], sizes: list[int]) -> None:
-    connection = Cut(on_wire(*sent), sizes)
-    assert [receive_frame(connection) for _ in sent] == sent
+    frames = Frames(Cut(on_wire(*sent), sizes))
+    assert [frames.receive() for _ in sent] == sent
     with pytest.raises(EOFError):
-        receive_frame(connection)
+        frames.receive()
 
 
 @given(head=some_bytes, body=some_bytes, data=st.data())
@@ -65,13 +65,13 @@ def test_a_part_of_a_frame_is_none(head: bytes, body: bytes, data: st.DataObject
     whole = on_wire((head, body))
     end = data.draw(st.integers(0, len(whole) - 1))
     with pytest.raises(EOFError):
-        receive_frame(Cut(whole[:end], data.draw(st.lists(st.integers(1, 50)))))
+        Frames(Cut(whole[:end], data.draw(st.lists(st.integers(1, 50))))).receive()
 
 
 @given(data=st.binary(max_size=40))
 def test_any_bytes_are_a_frame_or_an_error(data: bytes) -> None:
     try:
-        head, body = receive_frame(Cut(data, []))
+        head, body = Frames(Cut(data, [])).receive()
     except (EOFError, FrameTooLarge):
         return
     assert data.startswith(on_wire((head, body)))
@@ -84,15 +84,15 @@ def test_both_ways_of_sending_give_the_same_bytes(
 ) -> None:
     head, body = (bytes([size % 251]) * size for size in sizes)
     until = time.monotonic() + SECONDS if deadline else None
-    sender = threading.Thread(target=send_frame, args=(pair[0], head, body, until))
+    sender = threading.Thread(target=Frames(pair[0]).send, args=(head, body, until))
     sender.start()
-    assert receive_frame(pair[1], until) == (head, body)
+    assert Frames(pair[1]).receive(until) == (head, body)
     sender.join()
 
 
 def test_what_is_too_large_is_not_sent(pair: tuple[socket.socket, socket.socket]) -> None:
     with pytest.raises(FrameTooLarge):
-        send_frame(pair[0], b"h", bytes(MOST_BYTES))
+        Frames(pair[0]).send(b"h", bytes(MOST_BYTES))
     pair[1].setblocking(False)
     with pytest.raises(BlockingIOError):
         pair[1].recv(1)
@@ -101,7 +101,7 @@ def test_what_is_too_large_is_not_sent(pair: tuple[socket.socket, socket.socket]
 @pytest.mark.parametrize("lengths", [(1, MOST_BYTES), (MOST_BYTES + 1, 0), (2**32 - 1, 2**32 - 1)])
 def test_what_is_too_large_is_not_read(lengths: tuple[int, int]) -> None:
     with pytest.raises(FrameTooLarge):
-        receive_frame(Cut(b"".join(length.to_bytes(4, "little") for length in lengths), []))
+        Frames(Cut(b"".join(length.to_bytes(4, "little") for length in lengths), [])).receive()
 
 
 def test_a_peer_that_drips_does_not_outlast_the_deadline(pair: tuple[socket.socket, socket.socket]) -> None:
@@ -117,7 +117,7 @@ def test_a_peer_that_drips_does_not_outlast_the_deadline(pair: tuple[socket.sock
     thread = threading.Thread(target=drip)
     thread.start()
     with pytest.raises(TimeoutError):
-        receive_frame(pair[1], time.monotonic() + 0.1)
+        Frames(pair[1]).receive(time.monotonic() + 0.1)
     gone.set()
     thread.join()
 
@@ -126,15 +126,42 @@ def test_a_peer_that_does_not_read_does_not_outlast_the_deadline(pair: tuple[soc
 
     def send_many(body: bytes) -> None:
         for _ in range(10_000):
-            send_frame(pair[0], b"", body, deadline=time.monotonic() + 0.05)
+            Frames(pair[0]).send(b"", body, time.monotonic() + 0.05)
 
-    for body in (bytes(8 << 20), bytes(frames._COPIED_BYTES)):
+    for body in (bytes(8 << 20), bytes(1 << 14)):
         with pytest.raises(TimeoutError):
             send_many(body)
     with pytest.raises(TimeoutError):
-        send_frame(pair[0], b"", b"", deadline=time.monotonic() - 1)
+        Frames(pair[0]).send(b"", b"", time.monotonic() - 1)
 
 
 @given(st.lists(st.one_of(st.tuples(st.just("a"), st.text()), st.tuples(st.just("a-bin"), st.binary()))))
 def test_metadata_travel(metadata: list[tuple[str, str | bytes]]) -> None:
     assert list(unpack_metadata(pack_metadata(metadata))) == metadata
+
+
+def test_a_sender_is_not_killed_by_the_end_of_the_other_side(pair: tuple[socket.socket, socket.socket]) -> None:
+    """Whatever its process does with SIGPIPE."""
+    signals: list[int] = []
+    before = signal.signal(signal.SIGPIPE, lambda number, _: signals.append(number))
+    try:
+        pair[1].close()
+        for deadline in (None, time.monotonic() + SECONDS):
+            with pytest.raises(BrokenPipeError):
+                Frames(pair[0]).send(b"head", b"body", deadline)
+    finally:
+        signal.signal(signal.SIGPIPE, before)
+    assert not signals
+
+
+def test_what_comes_behind_a_frame_is_the_next(pair: tuple[socket.socket, socket.socket]) -> None:
+    frames = Frames(pair[0])
+    assert frames.is_quiet()
+    pair[1].sendall(on_wire((b"a", b"b"), (b"", b""), (b"c", b"")))
+    for expected in ((b"a", b"b"), (b"", b"")):
+        assert frames.receive() == expected
+        assert not frames.is_quiet()
+    assert frames.receive(time.monotonic() + SECONDS) == (b"c", b"")
+    assert frames.is_quiet()
+    pair[1].close()
+    assert not frames.is_quiet()

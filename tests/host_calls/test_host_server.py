@@ -1,8 +1,10 @@
 """What the service's end does with callers of any kind; whatever they do, nothing of them stays."""
 
+import errno
 import os
 import random
 import socket
+import socketserver
 import threading
 import time
 from collections.abc import Iterator
@@ -256,6 +258,24 @@ def test_more_connections_than_may_be_are_served_by_grpc(path: Path, monkeypatch
             eventually(lambda: outcome(unary(alone, "echo"), b"again") == b"again")
         callers.pop().close()
         assert service.begun["more"] == 1
+
+
+def test_a_service_without_a_free_descriptor_waits_for_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rather than to ask the kernel again and again, while its calls want the processor."""
+    refused: list[float] = []
+
+    def refuse(server: socketserver.BaseServer) -> None:
+        refused.append(time.monotonic())
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with serving(path), open_channel(path) as channel:
+        with monkeypatch.context() as patched:
+            patched.setattr(socketserver.UnixStreamServer, "get_request", refuse)
+            assert outcome(unary(channel, "echo"), b"by grpc") == b"by grpc"
+        assert 0 < len(refused) < 50
+        with closing(RawCaller(path)) as raw:
+            raw.send("echo", b"by the host's socket")
+            assert raw.receive()[1] == b"by the host's socket"
 
 
 def test_a_service_that_may_make_no_socket_serves_by_grpc(path: Path) -> None:

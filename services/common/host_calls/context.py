@@ -102,6 +102,7 @@ class HostContext(grpc.ServicerContext):  # type: ignore[misc]
         raise NotImplementedError("answers within a host have no initial metadata")
 
     def set_trailing_metadata(self, trailing_metadata: Iterable[tuple[str, Any]]) -> None:
+        """Of a failure; answers have none."""
         self._trailing = tuple(trailing_metadata)
 
     def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:

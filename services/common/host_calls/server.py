@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from kvblend.host_calls.frames import SUFFIX, FrameTooLarge, receive_frame, send_frame
+from kvblend.host_calls.frames import SUFFIX, Frames, FrameTooLarge
 from kvblend.v1 import host_calls_pb2 as pb
 from services.common.host_calls.context import Aborted, HostContext
 from services.common.host_calls.watch import Watch
@@ -127,13 +127,14 @@ class _Caller(socketserver.BaseRequestHandler):
 
     def setup(self) -> None:
         self.request.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_SECONDS, 0))
+        self.frames = Frames(self.request)
 
     def handle(self) -> None:
         # Its end: the caller's, or the server's.
         with self.server.caller(), suppress(OSError, EOFError):
             try:
                 if self.server.idle(self.request):
-                    send_frame(self.request, b"", b"")
+                    self.frames.send(b"", b"")
                     while self._serve() and self.server.idle(self.request):
                         pass
             finally:
@@ -142,7 +143,7 @@ class _Caller(socketserver.BaseRequestHandler):
     def _serve(self) -> bool:
         """One call, whose messages go with it. Whether there may be another one."""
         try:
-            head, body = receive_frame(self.request)
+            head, body = self.frames.receive()
             call = pb.HostCall.FromString(head)
             context = HostContext(call, self.request, self.server.watch)
         except (FrameTooLarge, DecodeError, UnicodeDecodeError) as error:
@@ -169,7 +170,7 @@ class _Caller(socketserver.BaseRequestHandler):
                 context.fail(grpc.StatusCode.UNKNOWN, f"unexpected {type(error).__name__}")
         failure = context.failure()
         if failure is not None:
-            send_frame(self.request, failure.SerializeToString(), b"")
+            self.frames.send(failure.SerializeToString(), b"")
 
     def _run(self, method: str, body: bytes, context: HostContext) -> None:
         if not self.server.busy(self.request):
@@ -185,7 +186,7 @@ class _Caller(socketserver.BaseRequestHandler):
             if handler.response_streaming:
                 with closing(handler.unary_stream(request, context)) as answers:
                     for answer in answers:
-                        send_frame(self.request, _MORE, handler.response_serializer(answer))
+                        self.frames.send(_MORE, handler.response_serializer(answer))
                 answer, head = b"", _END
             else:
                 answer, head = handler.response_serializer(handler.unary_unary(request, context)), b""
@@ -194,7 +195,7 @@ class _Caller(socketserver.BaseRequestHandler):
         if not context.time_remaining():
             # A handler that saw this may have ended early, and its answer be a part of one.
             context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
-        send_frame(self.request, head, answer)
+        self.frames.send(head, answer)
 
 
 _MORE = pb.HostAnswer(more=True).SerializeToString()
