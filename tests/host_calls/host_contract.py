@@ -144,6 +144,18 @@ def an_abandoned_stream_ends_its_handler(bench: Bench) -> None:
 
 
 @check
+def a_reader_that_waits_is_woken_by_a_cancel(bench: Bench) -> None:
+    answers = bench.stream("pause", b"paused", timeout=4 * bench.seconds)
+    next(answers)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(next, answers)
+        assert answers.cancel()
+        assert isinstance(failure := waiting.exception(bench.seconds), grpc.RpcError)
+    assert failure.code() == Code.CANCELLED
+    eventually(lambda: bench.service.closed["paused"] == 1)
+
+
+@check
 def a_stream_is_cancelled_from_another_thread(bench: Bench) -> None:
     answers = bench.stream("endless", b"cancelled")
     next(answers)

@@ -115,12 +115,18 @@ class Service:
         finally:
             self.closed[name] += 1
 
+    def pause(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        """One answer, and then none while the caller waits."""
+        yield b"first"
+        eventually(lambda: not context.is_active())
+        self.closed[request.decode()] += 1
+
     def added_to(self, server: GrpcServer) -> None:
         unary = ("echo", "fail", "abort", "set_code", "wait", "wait_silently", "while_active", "metadata", "remaining")
         handlers = {
             name: grpc.unary_unary_rpc_method_handler(getattr(self, name), bytes, bytes) for name in (*unary, "large")
         }
-        for name in ("count", "fail_midway", "endless"):
+        for name in ("count", "fail_midway", "endless", "pause"):
             handlers[name] = grpc.unary_stream_rpc_method_handler(getattr(self, name), bytes, bytes)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, handlers),))
         server.add_registered_method_handlers(NAME, handlers)
