@@ -144,7 +144,8 @@ class Storer:
         return self._ask_to_reserve(reserve, call)
 
     def _ask_to_reserve(self, reserve: store.ReserveRequest, call: Call) -> store.ReserveResponse:
-        answer: store.ReserveResponse = self._link.client.call("Reserve", reserve, call.at_least(SETTLE_SECONDS))
+        with self._link.client.latencies.timed("store.Reserve"):
+            answer: store.ReserveResponse = self._link.client.call("Reserve", reserve, call.at_least(SETTLE_SECONDS))
         return answer
 
     def _commit(
@@ -166,7 +167,8 @@ class Storer:
             written=[written[ref] for ref in refs],
         )
         try:
-            answer: store.CommitResponse = self._link.client.call("Commit", request, call.at_least(SETTLE_SECONDS))
+            with self._link.client.latencies.timed("store.Commit"):
+                answer: store.CommitResponse = self._link.client.call("Commit", request, call.at_least(SETTLE_SECONDS))
         except KvblendError as error:
             _log.warning("a commit was refused", detail=str(error))
             if error.reason in UNCERTAIN:
