@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -90,6 +91,10 @@ class Running:
             raise Failed(_CODES.get(head.code, grpc.StatusCode.UNKNOWN), head.details, trailing_metadata)
         return head.more, answer
 
+    def wait(self, until: float) -> bool:
+        """Whether something can be read by then (monotonic clock, seconds): an answer, or the end."""
+        return self._connection.wait(min(until, self._deadline)) or time.monotonic() >= self._deadline
+
     def _failed(self, code: grpc.StatusCode, details: str) -> Failed:
         self._end(keep=False)
         if self._cancelled or self._connections.closed:
@@ -158,3 +163,90 @@ class AnswerStream(Ended):
 
     def __del__(self) -> None:
         self._running.abandon()
+
+
+class LaterAnswer(Ended, grpc.Future):  # type: ignore[misc, type-arg]
+    """The answer of a call under way, read by whoever asks for it: no thread waits for it meanwhile."""
+
+    def __init__(self, begin: Callable[[], Running], decode: Decode) -> None:
+        """Raises what `begin` does, but Failed."""
+        super().__init__(grpc.StatusCode.OK)
+        self._decode = decode
+        self._reading = threading.Lock()
+        self._done = self._cancelled = False
+        self._answer: Any = None
+        self._failure: Failed | None = None
+        self._running: Running | None = None
+        try:
+            self._running = begin()
+        except Failed as failure:
+            self._fail(failure)
+
+    def _fail(self, failure: Failed) -> None:
+        self._failure = failure
+        self._code, self._details = failure.code(), failure.details()
+        self._trailing_metadata = failure.trailing_metadata()
+        self._done = True
+
+    def _read(self, timeout: float | None) -> None:
+        """Raises grpc.FutureTimeoutError if it is not there after `timeout` seconds, though the call goes on."""
+        give_up_at = None if timeout is None else time.monotonic() + timeout
+        if not self._reading.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
+            raise grpc.FutureTimeoutError
+        try:
+            if self._done or self._running is None:
+                return
+            if give_up_at is not None and not self._running.wait(give_up_at):
+                raise grpc.FutureTimeoutError
+            try:
+                _, self._answer = self._running.next_answer(self._decode)
+                self._done = True
+            except Failed as failure:
+                self._fail(failure)
+        finally:
+            self._reading.release()
+
+    def result(self, timeout: float | None = None) -> Any:
+        failure = self.exception(timeout)
+        if failure is not None:
+            raise failure
+        return self._answer
+
+    def exception(self, timeout: float | None = None) -> Exception | None:
+        self._read(timeout)
+        if self._cancelled:
+            raise grpc.FutureCancelledError
+        return self._failure
+
+    def traceback(self, timeout: float | None = None) -> Any:
+        failure = self.exception(timeout)
+        return None if failure is None else failure.__traceback__
+
+    def cancel(self) -> bool:
+        if self._running is not None and self._running.cancel():
+            self._cancelled = True
+        return self._cancelled
+
+    def cancelled(self) -> bool:
+        return self._cancelled
+
+    def done(self) -> bool:
+        with suppress(grpc.FutureTimeoutError):
+            self._read(0)
+        return self._done
+
+    def running(self) -> bool:
+        return not self.done()
+
+    def add_done_callback(self, fn: Callable[[Any], None]) -> None:
+        """In a thread of its own, as nobody else may wait."""
+
+        def wait() -> None:
+            self._read(None)
+            fn(self)
+
+        threading.Thread(target=wait, name="later answer", daemon=True).start()
+
+    def __del__(self) -> None:
+        if self._running is not None:
+            self._running.abandon()

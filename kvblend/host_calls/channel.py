@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import grpc
 
 from kvblend.host_calls.appended import Appended, whole
-from kvblend.host_calls.calls import AnswerStream, Decode, Ended, Failed, Running
+from kvblend.host_calls.calls import AnswerStream, Decode, Ended, Failed, LaterAnswer, Running
 from kvblend.host_calls.connections import Connections, Unreachable
 from kvblend.host_calls.frames import FrameTooLarge, pack_metadata
 from kvblend.v1 import host_calls_pb2 as pb
@@ -26,7 +27,7 @@ def host_channel(target: str, channel: grpc.Channel, repeatable: Sequence[str] =
     """A channel that makes the same calls as `channel`, and faster where `target` is one unix socket (gRPC's).
 
     Requests may be `Appended`. gRPC takes all other calls: those whose service has no such socket or does not take
-    them, those without a timeout, those that stream requests, and `future`. A lost answer is UNAVAILABLE; where the
+    them, those without a timeout, and those that stream requests. A lost answer is UNAVAILABLE; where the
     method ("package.Service/Method") is `repeatable`, it is asked for again over gRPC.
     """
     is_one_socket = target.startswith(_UNIX) and "," not in target
@@ -156,8 +157,22 @@ class _UnaryCall(grpc.UnaryUnaryMultiCallable):  # type: ignore[misc, type-arg]
             whole(request), _left(timeout, start), metadata, credentials, wait_for_ready, compression
         )
 
-    def future(self, request: Any, *arguments: Any, **more: Any) -> Any:
-        return self._grpc_call.future(whole(request), *arguments, **more)
+    def future(
+        self,
+        request: Any,
+        timeout: float | None = None,
+        metadata: Metadata = None,
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,
+        compression: grpc.Compression | None = None,
+    ) -> Any:
+        start = time.monotonic()
+        if not self._repeatable:
+            with suppress(Unreachable):
+                return LaterAnswer(lambda: self._way.begin(request, timeout, metadata), self._way.decode)
+        return self._grpc_call.future(
+            whole(request), _left(timeout, start), metadata, credentials, wait_for_ready, compression
+        )
 
 
 _OK = Ended(grpc.StatusCode.OK)

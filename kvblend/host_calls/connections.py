@@ -50,6 +50,10 @@ class Connection:
         """The next frame. Raises OSError (TimeoutError included), EOFError, FrameTooLarge."""
         return self._frames.receive(deadline)
 
+    def wait(self, until: float) -> bool:
+        """Whether a part of a frame, or the end, is there by then."""
+        return self._frames.wait(until)
+
     def interrupt(self) -> None:
         """Ends the call at both ends, whatever another thread is doing with it; not that of the process forked from."""
         if self._process == os.getpid():

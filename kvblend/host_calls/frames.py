@@ -110,6 +110,10 @@ class Frames:
             raise EOFError("the other side has ended the connection")
         return data
 
+    def wait(self, until: float) -> bool:
+        """Whether there is something to read by then (monotonic clock, seconds)."""
+        return bool(self._rest or self._readable.poll(max(0.0, 1000 * (until - time.monotonic()))))
+
     def is_quiet(self) -> bool:
         """Whether the other side has sent nothing more, and not ended."""
         return not self._rest and not self._readable.poll(0)

@@ -144,6 +144,34 @@ def an_abandoned_stream_ends_its_handler(bench: Bench) -> None:
 
 
 @check
+def an_answer_may_be_asked_for_later(bench: Bench) -> None:
+    echo, wait = unary(bench.channel, "echo"), unary(bench.channel, "wait")
+    later = [echo.future(str(number).encode(), timeout=bench.seconds) for number in range(5)]
+    assert [answer.result() for answer in reversed(later)] == [b"4", b"3", b"2", b"1", b"0"]
+    assert later[0].result(0) == b"0"
+    assert later[0].done()
+    assert later[0].code() == Code.OK
+    failed = unary(bench.channel, "fail").future(b"OVERLOADED", timeout=bench.seconds)
+    assert reason_of(failed.exception()) == "OVERLOADED"
+    assert failed.code() == Code.RESOURCE_EXHAUSTED
+    with pytest.raises(grpc.RpcError):
+        failed.result()
+    waiting = wait.future(b"later", timeout=4 * bench.seconds)
+    eventually(lambda: bench.service.begun["later"])
+    assert waiting.running()
+    assert not waiting.cancelled()
+    with pytest.raises(grpc.FutureTimeoutError):
+        waiting.result(0.01)
+    told: list[Any] = []
+    waiting.add_done_callback(told.append)
+    assert waiting.cancel()
+    assert waiting.cancelled()
+    with pytest.raises(grpc.FutureCancelledError):
+        waiting.result()
+    eventually(lambda: told == [waiting] and bench.service.called_back["later"] == 1)
+
+
+@check
 def a_reader_that_waits_is_woken_by_a_cancel(bench: Bench) -> None:
     answers = bench.stream("pause", b"paused", timeout=4 * bench.seconds)
     next(answers)
