@@ -1,6 +1,6 @@
 """The methods of StoreService: messages in and out; the work is in the modules behind."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import grpc
 
@@ -99,7 +99,12 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):
         holder = _holder(request.session_id, request.request, space.shape.rank_number(request.rank))
         lookups = self._parts.lookups
         context.add_callback(lambda: lookups.give_up(holder))
-        yield from lookups.run(query, holder, request.at_least, _remaining(context))
+
+        def when_answered(work: Callable[[], None]) -> None:
+            if not context.add_callback(work):
+                work()
+
+        yield from lookups.run(query, holder, request.at_least, _remaining(context), when_answered)
 
     def BeginCopy(
         self, request: store_pb2.BeginCopyRequest, _context: grpc.ServicerContext

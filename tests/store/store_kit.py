@@ -1,7 +1,7 @@
 """What store tests share: a small model, texts, a store put together in this process, and known bytes for every key."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,6 +45,11 @@ def model_space(
         weights_epoch=epoch,
         display_name="tiny",
     )
+
+
+def at_once(work: Callable[[], None]) -> None:
+    """As if the answer had left already."""
+    work()
 
 
 def text(seed: int, tokens: int) -> list[int]:
@@ -392,7 +397,7 @@ class LocalStore:
             prefill_tokens_per_second=prefill,
         )
         holder = HolderKey(session, request, attempt, rank)
-        responses = list(self.lookups.run(make_query(message, space), holder, at_least, remaining))
+        responses = list(self.lookups.run(make_query(message, space), holder, at_least, remaining, at_once))
         found = Found(
             space, holder, [item for part in responses for item in objects_in(part.objects)], responses[-1].summary
         )

@@ -190,15 +190,18 @@ class Lookups:
         job.attach(stream.cancel)
         # Now, while the store works: the prompt need not be kept for it any longer.
         job.identify()
+        summary: store.LookupSummary | None = None
         try:
+            # To its end, which comes with the summary: what is not read to the end is a call given up.
             for response in stream:
                 leased.append(response.objects)
                 if response.HasField("summary"):
-                    summary: store.LookupSummary = response.summary
-                    return summary
+                    summary = response.summary
         except grpc.RpcError as error:
             raise store_error(error) from error
-        raise KvblendError("STORE_UNAVAILABLE", "the store ended its answer without a summary")
+        if summary is None:
+            raise KvblendError("STORE_UNAVAILABLE", "the store ended its answer without a summary")
+        return summary
 
     def _release(self, job: LookupJob, refs: list[Ref]) -> int:
         """Ends the leases of these objects. How many there were."""

@@ -1,6 +1,6 @@
 """The unified lookup: prefix and segments, from the arena and from L2, leased, within the caller's deadline."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 
 from kvblend.v1 import common_pb2 as pb
@@ -20,6 +20,9 @@ from services.store.lookup.run import Run
 from services.store.objects import ChunkKey
 from services.store.publishing.changes import STORE_OWNER, Removed
 from services.store.state import StoreState
+
+# Takes work that nobody waits for.
+WhenAnswered = Callable[[Callable[[], None]], None]
 
 # Of the caller's time, kept for the way back.
 _RESERVE = 0.1
@@ -48,11 +51,17 @@ class Lookups:
         self.answers = Answers()
 
     def run(
-        self, query: Query, holder: HolderKey, at_least: Sequence[pb.StreamPosition], remaining: float
+        self,
+        query: Query,
+        holder: HolderKey,
+        at_least: Sequence[pb.StreamPosition],
+        remaining: float,
+        when_answered: WhenAnswered,
     ) -> Iterator[store_pb2.LookupResponse]:
         """What is in the arena first, then what landed since; the last message has the summary.
 
-        `remaining`: seconds until the caller's deadline.
+        `remaining`: seconds until the caller's deadline. `when_answered` is given what nobody waits for: it is to be
+        done, whatever becomes of the caller.
 
         Raises:
             KvblendError: SUPERSEDED, DEADLINE_EXCEEDED (another rank's call still makes the answer).
@@ -69,10 +78,10 @@ class Lookups:
         with self.answers.leading(holder, query.digest, answer):
             run = Run(self._state, query, holder)
             if self._l2 is None:
-                yield from self._lead(run, answer, at_least, deadline, None)
-                return
-            with closing(Prefetch(self._l2, self._state, run, deadline)) as prefetch:
-                yield from self._lead(run, answer, at_least, deadline, prefetch)
+                yield from self._lead(run, answer, at_least, deadline, None, when_answered)
+            else:
+                with closing(Prefetch(self._l2, self._state, run, deadline)) as prefetch:
+                    yield from self._lead(run, answer, at_least, deadline, prefetch, when_answered)
 
     def end_request(self, session: bytes, request_id: str) -> None:
         self.answers.end_request(session, request_id)
@@ -118,6 +127,7 @@ class Lookups:
         at_least: Sequence[pb.StreamPosition],
         deadline: float,
         prefetch: Prefetch | None,
+        when_answered: WhenAnswered,
     ) -> Iterator[store_pb2.LookupResponse]:
         with self._leasing(run.query, run.holder):
             run.extend_prefix()
@@ -138,13 +148,13 @@ class Lookups:
         with self._state.lock:
             summary = run.summary(self._epoch)
         answer.chunks, answer.summary = run.leased, summary
-        try:
-            yield store_pb2.LookupResponse(objects=objects, summary=summary)
-        finally:
-            # Also if the caller has what it wanted and hangs up: nobody waits for this.
-            with self._state.lock:
-                run.touch()
-                self._count(run, summary)
+        when_answered(lambda: self._used(run, summary))
+        yield store_pb2.LookupResponse(objects=objects, summary=summary)
+
+    def _used(self, run: Run, summary: store_pb2.LookupSummary) -> None:
+        with self._state.lock:
+            run.touch()
+            self._count(run, summary)
 
     def _count(self, run: Run, summary: store_pb2.LookupSummary) -> None:
         stats = self._state.stats
