@@ -117,9 +117,11 @@ class Service:
 
     def pause(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         """One answer, and then none while the caller waits."""
-        yield b"first"
-        eventually(lambda: not context.is_active())
-        self.closed[request.decode()] += 1
+        try:
+            yield b"first"
+            eventually(lambda: not context.is_active())
+        finally:
+            self.closed[request.decode()] += 1
 
     def added_to(self, server: GrpcServer) -> None:
         unary = ("echo", "fail", "abort", "set_code", "wait", "wait_silently", "while_active", "metadata", "remaining")
