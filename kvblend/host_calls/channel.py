@@ -48,10 +48,8 @@ class _HostChannel(grpc.Channel):  # type: ignore[misc]
         _registered_method: bool | None = False,
     ) -> Any:
         grpc_call = self._channel.unary_unary(method, request_serializer, response_deserializer, _registered_method)
-        if not method.startswith(_PACKAGE):
-            return grpc_call
-        way = _Way(self._connections, method, request_serializer or bytes, response_deserializer or bytes)
-        return _UnaryCall(way, grpc_call, repeatable=method in self._repeatable)
+        way = self._way(method, request_serializer, response_deserializer)
+        return _UnaryCall(way, grpc_call, repeatable=method in self._repeatable) if way else grpc_call
 
     def unary_stream(
         self,
@@ -61,10 +59,14 @@ class _HostChannel(grpc.Channel):  # type: ignore[misc]
         _registered_method: bool | None = False,
     ) -> Any:
         grpc_call = self._channel.unary_stream(method, request_serializer, response_deserializer, _registered_method)
-        if not method.startswith(_PACKAGE):
-            return grpc_call
-        way = _Way(self._connections, method, request_serializer or bytes, response_deserializer or bytes)
-        return _StreamCall(way, grpc_call)
+        way = self._way(method, request_serializer, response_deserializer)
+        return _StreamCall(way, grpc_call) if way else grpc_call
+
+    def _way(self, method: str, encode: Encode | None, decode: Decode | None) -> "_Way | None":
+        """None: the method is gRPC's own."""
+        return (
+            _Way(self._connections, method, encode or bytes, decode or bytes) if method.startswith(_PACKAGE) else None
+        )
 
     def stream_unary(self, *arguments: Any, **more: Any) -> Any:
         return self._channel.stream_unary(*arguments, **more)

@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 # A caller ends its connection at its deadline: this is for those that are stopped.
 _LOOK_SECONDS = 0.1
+# For callbacks that have begun.
+_JOIN_SECONDS = 5.0
 
 
 class Watch:
@@ -60,6 +62,8 @@ class Watch:
             self._watched.clear()
         os.eventfd_write(self._wake, 1)
         if self._thread.is_alive():
-            self._thread.join()
-        self._poll.close()
-        os.close(self._wake)
+            self._thread.join(_JOIN_SECONDS)
+        if not self._thread.is_alive():
+            # Else a callback does not end: what it is called with goes with the process.
+            self._poll.close()
+            os.close(self._wake)
