@@ -99,7 +99,8 @@ class _Way:
         self.decode = decode
 
     def begin(self, request: Any, timeout: float | None, metadata: Metadata) -> Running:
-        """Raises Unreachable: gRPC is to be asked; Failed."""
+        """Raises Unreachable: gRPC is to be asked; Failed; ValueError after the channel's close, as gRPC does."""
+        self.require_open()
         if timeout is None or timeout > _DAY:
             raise Unreachable("a call without a timeout")
         deadline = time.monotonic() + timeout
@@ -116,6 +117,11 @@ class _Way:
         except FrameTooLarge as error:
             raise Failed(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from error
         return Running(connection, self._connections, deadline)
+
+    def require_open(self) -> None:
+        """gRPC's own check comes too late: a call by an interceptor on a closed channel ends the process (SIGSEGV)."""
+        if self._connections.closed:
+            raise ValueError("a call on a closed channel")
 
 
 class _UnaryCall(grpc.UnaryUnaryMultiCallable):  # type: ignore[misc, type-arg]
@@ -155,6 +161,7 @@ class _UnaryCall(grpc.UnaryUnaryMultiCallable):  # type: ignore[misc, type-arg]
         except Failed as failure:
             if not self._repeatable or failure.code() != grpc.StatusCode.UNAVAILABLE:
                 raise
+        self._way.require_open()
         return self._grpc_call.with_call(
             whole(request), _left(timeout, start), metadata, credentials, wait_for_ready, compression
         )
@@ -172,6 +179,7 @@ class _UnaryCall(grpc.UnaryUnaryMultiCallable):  # type: ignore[misc, type-arg]
         if not self._repeatable:
             with suppress(Unreachable):
                 return LaterAnswer(lambda: self._way.begin(request, timeout, metadata), self._way.decode)
+        self._way.require_open()
         return self._grpc_call.future(
             whole(request), _left(timeout, start), metadata, credentials, wait_for_ready, compression
         )

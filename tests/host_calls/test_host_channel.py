@@ -19,6 +19,8 @@ from kvblend.host_calls import host_channel
 from kvblend.host_calls.channel import _UnaryCall
 from kvblend.host_calls.connections import Connections, Unreachable
 from kvblend.host_calls.frames import SUFFIX, Frames
+from kvblend.v1 import store_pb2_grpc
+from services.common import channels
 
 Code = grpc.StatusCode
 
@@ -291,3 +293,14 @@ def test_no_more_connections_than_useful_are_kept(shm_dir: Path) -> None:
         del streams
         (host,) = server._host_servers
         eventually(lambda: host._callers <= 16)
+
+
+@pytest.mark.parametrize("target", ["unix:/dev/shm/kvb-nobody/s", "127.0.0.1:1"])
+def test_a_closed_channel_refuses_every_call(target: str) -> None:
+    """A service stops its threads after their channel: what such a thread asks must not reach gRPC, which crashes."""
+    channel = channels.open_channel(target, repeatable=["kvblend.v1.StoreService/Score"])
+    stub = store_pb2_grpc.StoreServiceStub(channel)
+    channel.close()
+    for call in (stub.PingStore, stub.PingStore.future, stub.Lookup, stub.Score, stub.Score.future):
+        with pytest.raises(ValueError, match="closed"):
+            call(b"", timeout=SECONDS)

@@ -92,13 +92,16 @@ class StoreProcess:
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        self._end(signal.SIGTERM)
+        """In order: it says so by its status."""
+        assert self._end(signal.SIGTERM) == 0, self._log.read_text()
 
-    def _end(self, number: int) -> None:
+    def _end(self, number: int) -> int:
+        status = 0
         if self.process is not None:
             self.process.send_signal(number)
-            self.process.wait(30)
+            status = self.process.wait(30)
             self.process = None
+        return status
 
     def __enter__(self) -> Self:
         return self.start()

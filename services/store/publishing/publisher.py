@@ -151,6 +151,8 @@ class Publisher:
     def _publish_next(self) -> bool:
         """False: the page did not follow what the log has."""
         page = self._next_page()
+        if self._stopping.is_set():
+            return True
         if page is None or self._reset_why:
             self._start_over(self._reset_why or "not kept")
             return True
