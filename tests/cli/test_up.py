@@ -135,8 +135,9 @@ def test_up_serves_refuses_a_second_of_its_name_survives_a_kill_and_stops_all(up
     assert up.pids() == []
     assert not up.arena.exists()
     assert (up.folder / up.name / "matcher.db").exists()
-    stops = [line.split()[1] for line in up.text().splitlines() if " stopped" in line]
-    assert stops == ["agent", "store", "matcher"]
+    stops = [line.split()[1:] for line in up.text().splitlines() if " stopped" in line]
+    # In order, and none by a signal.
+    assert stops == [[service, "stopped"] for service in ("agent", "store", "matcher")]
     assert "\x1b" not in up.text()
 
 
