@@ -158,8 +158,8 @@ class KvblendClient:
                     semaphores=handles[-1] if cache.semaphores is not None else None,
                 )
                 request.MergeFrom(cache.request)
-                response, reason, detail = self._connection.call(
-                    self._stub.RegisterKvCache, request, max(0.001, deadline - time.monotonic()), register_again=False
+                response, reason, detail = self._connection.call_in_session(
+                    self._stub.RegisterKvCache, request, max(0.001, deadline - time.monotonic())
                 )
         except NotSent as error:
             response, reason, detail = None, error.reason, str(error)

@@ -66,6 +66,7 @@ class Connection:
         self._channel = host_channel(target, grpc.insecure_channel(target, options=_OPTIONS))
         self.stub: Any = agent_pb2_grpc.AgentServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._closing = threading.Event()
+        self._in_session = threading.Event()
         self._last_log = 0.0
         self._session = threading.Thread(target=self._hold_session, name="kvblend-session", daemon=True)
         self._session.start()
@@ -76,11 +77,27 @@ class Connection:
         """(response, "", "") or (None, reason, detail), within `timeout` seconds; never raises."""
         deadline = time.monotonic() + timeout
         response, reason, detail = self._attempt(method, request, timeout)
-        if reason in _REGISTER_AGAIN and register_again and self._register(b""):
+        if reason in _REGISTER_AGAIN and register_again and self._in_session.is_set() and self._register(b""):
             response, reason, detail = self._attempt(method, request, max(0.001, deadline - time.monotonic()))
         if reason:
             self.count(reason, detail)
         return response, reason, detail
+
+    def call_in_session(
+        self, method: Callable[..., Response], request: Any, timeout: float
+    ) -> tuple[Response | None, str, str]:
+        """`call`, made when the agent would notice that this engine ends: it makes what must end with the engine."""
+        deadline = time.monotonic() + timeout
+        if not self._in_session.is_set():
+            # Nobody waits for a session with an agent that is not there.
+            ping = agent_pb2.PingAgentRequest(instance_id=self._instance_id)
+            answer, reason, detail = self.call(self.stub.PingAgent, ping, timeout, register_again=False)
+            if answer is None:
+                return None, reason, detail
+            if not self._in_session.wait(deadline - time.monotonic()):
+                self.count("AGENT_UNAVAILABLE", "no session with the agent")
+                return None, "AGENT_UNAVAILABLE", "no session with the agent"
+        return self.call(method, request, max(0.001, deadline - time.monotonic()), register_again=False)
 
     def _attempt(
         self, method: Callable[..., Response], request: Any, timeout: float
@@ -110,6 +127,7 @@ class Connection:
             registered = False
             try:
                 for response in self.stub.EngineSession(self._heartbeats(), metadata=self._metadata):
+                    self._in_session.set()
                     # After a break the agent may have dropped the instance, even if it is the same agent.
                     registered = registered or self._register(b"" if reconnected else response.boot_id)
             except grpc.RpcError as error:
@@ -117,6 +135,8 @@ class Connection:
                     self.count(*reason_of(error))
             except ValueError:
                 return
+            finally:
+                self._in_session.clear()
             reconnected = True
             self._closing.wait(_RECONNECT_SECONDS)
 

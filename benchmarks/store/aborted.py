@@ -40,7 +40,9 @@ class Services:
         self._channel = grpc.insecure_channel(self.target("store"))
         self._store: Any = store_pb2_grpc.StoreServiceStub(self._channel)  # type: ignore[no-untyped-call]
         size = ["--arena-bytes", str(_ARENA_BYTES), "--slab-bytes", str(_ARENA_BYTES // 4), "--chunk-tokens", "16"]
-        self._start("store", "services.store", "--arena-dir", str(directory / "arena"), *size)
+        # What a lease's time limit frees was left over.
+        no_limit = ["--lease-ttl-seconds", "3600"]
+        self._start("store", "services.store", "--arena-dir", str(directory / "arena"), *size, *no_limit)
         self.stats(wait=True)
 
     def target(self, name: str) -> str:

@@ -16,6 +16,7 @@ import grpc
 import numpy as np
 
 from kvblend.client import KvblendClient, token_bytes
+from kvblend.host_calls import host_channel
 from kvblend.layouts import KvShape, buffer_bytes, build_layout
 from kvblend.memory import SharedBuffer
 from kvblend.v1 import agent_pb2, agent_pb2_grpc, store_pb2
@@ -48,7 +49,8 @@ class Engine:
 
     def __init__(self, target: str, name: str, seed: int) -> None:
         self._client = KvblendClient(target, name)
-        self._channel = grpc.insecure_channel(target)
+        # As the client's own: what is given up and what ends it go the same way.
+        self._channel = host_channel(target, grpc.insecure_channel(target))
         self._stub: Any = agent_pb2_grpc.AgentServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._buffers = [SharedBuffer(size) for size in buffer_bytes("paged_nhd", _SHAPE)]
         self._name = name

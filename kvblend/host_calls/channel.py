@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import grpc
@@ -11,6 +11,7 @@ from kvblend.host_calls.appended import Appended, whole
 from kvblend.host_calls.calls import AnswerStream, Decode, Ended, Failed, LaterAnswer, Running
 from kvblend.host_calls.connections import Connections, Unreachable
 from kvblend.host_calls.frames import FrameTooLarge, pack_metadata
+from kvblend.host_calls.order import SlowCalls
 from kvblend.v1 import host_calls_pb2 as pb
 
 Encode = Callable[[Any], bytes]
@@ -38,6 +39,7 @@ class _HostChannel(grpc.Channel):  # type: ignore[misc]
     def __init__(self, path: str, channel: grpc.Channel, repeatable: Sequence[str]) -> None:
         self._channel: Any = channel
         self._connections = Connections(path)
+        self._slow = SlowCalls()
         self._repeatable = frozenset(f"/{method}" for method in repeatable)
 
     def unary_unary(
@@ -65,7 +67,9 @@ class _HostChannel(grpc.Channel):  # type: ignore[misc]
     def _way(self, method: str, encode: Encode | None, decode: Decode | None) -> "_Way | None":
         """None: the method is gRPC's own."""
         return (
-            _Way(self._connections, method, encode or bytes, decode or bytes) if method.startswith(_PACKAGE) else None
+            _Way(self._connections, self._slow, method, encode or bytes, decode or bytes)
+            if method.startswith(_PACKAGE)
+            else None
         )
 
     def stream_unary(self, *arguments: Any, **more: Any) -> Any:
@@ -94,15 +98,17 @@ class _HostChannel(grpc.Channel):  # type: ignore[misc]
 class _Way:
     """How calls of one method are sent."""
 
-    def __init__(self, connections: Connections, method: str, encode: Encode, decode: Decode) -> None:
+    def __init__(self, connections: Connections, slow: SlowCalls, method: str, encode: Encode, decode: Decode) -> None:
         self._connections, self._method, self._encode = connections, method, encode
-        self.decode = decode
+        self.slow, self.decode = slow, decode
 
     def begin(self, request: Any, timeout: float | None, metadata: Metadata) -> Running:
         """Raises Unreachable: gRPC is to be asked; Failed; ValueError after the channel's close, as gRPC does."""
         self.require_open()
         if timeout is None or timeout > _DAY:
             raise Unreachable("a call without a timeout")
+        if self.slow.any():
+            raise Unreachable("a call before it went over gRPC")
         deadline = time.monotonic() + timeout
         head = pb.HostCall(
             method=self._method,
@@ -162,9 +168,10 @@ class _UnaryCall(grpc.UnaryUnaryMultiCallable):  # type: ignore[misc, type-arg]
             if not self._repeatable or failure.code() != grpc.StatusCode.UNAVAILABLE:
                 raise
         self._way.require_open()
-        return self._grpc_call.with_call(
-            whole(request), _left(timeout, start), metadata, credentials, wait_for_ready, compression
-        )
+        left = _left(timeout, start)
+        # What may be carried out twice may be carried out late.
+        with nullcontext() if self._repeatable else self._way.slow.one(left):
+            return self._grpc_call.with_call(whole(request), left, metadata, credentials, wait_for_ready, compression)
 
     def future(
         self,
@@ -180,9 +187,10 @@ class _UnaryCall(grpc.UnaryUnaryMultiCallable):  # type: ignore[misc, type-arg]
             with suppress(Unreachable):
                 return LaterAnswer(lambda: self._way.begin(request, timeout, metadata), self._way.decode)
         self._way.require_open()
-        return self._grpc_call.future(
-            whole(request), _left(timeout, start), metadata, credentials, wait_for_ready, compression
-        )
+        left = _left(timeout, start)
+        if not self._repeatable:
+            self._way.slow.begins(left)
+        return self._grpc_call.future(whole(request), left, metadata, credentials, wait_for_ready, compression)
 
 
 _OK = Ended(grpc.StatusCode.OK)
@@ -209,6 +217,6 @@ class _StreamCall(grpc.UnaryStreamMultiCallable):  # type: ignore[misc, type-arg
         try:
             return AnswerStream(self._way.begin(request, timeout, metadata), self._way.decode)
         except Unreachable:
-            return self._grpc_call(
-                whole(request), _left(timeout, start), metadata, credentials, wait_for_ready, compression
-            )
+            left = _left(timeout, start)
+            self._way.slow.begins(left)
+            return self._grpc_call(whole(request), left, metadata, credentials, wait_for_ready, compression)

@@ -6,16 +6,17 @@ from collections.abc import Callable
 import grpc
 
 from kvblend.v1 import common_pb2 as common
+from services.common.caller import Caller
 from services.common.errors import KvblendError
 from services.gpu_agent.devices.base import Stopped
 
 
-class Call:
+class Call(Caller):
     """One call's deadline and life. Times are seconds."""
 
     def __init__(self, context: grpc.ServicerContext, *more: Callable[[], None], margin: float = 0.0) -> None:
         """`more` are further watches, each raising Stopped. `margin` seconds of the caller's time are kept back."""
-        self._context = context
+        super().__init__(context)
         self._more = more
         self._deadline = time.monotonic() + (context.time_remaining() or 0.0) - margin
 
@@ -30,16 +31,11 @@ class Call:
         """What is left, but no less than `seconds`: for a call whose outcome must be known."""
         return max(seconds, self._deadline - time.monotonic())
 
-    def when_answered(self, work: Callable[[], None]) -> None:
-        """Soon after the answer has left, or nobody waits for it any more. `work` must not take long."""
-        if not self._context.add_callback(work):
-            work()
-
     def watch(self) -> None:
         """Raises Stopped when the copy has lost its purpose."""
         if time.monotonic() > self._deadline:
             raise Stopped(common.REASON_DEADLINE)
-        if not self._context.is_active():
+        if self.gone():
             raise Stopped(common.REASON_SUPERSEDED)
         for watch in self._more:
             watch()

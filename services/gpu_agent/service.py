@@ -161,9 +161,10 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         request.ClearField("tokens")
         validate_spans(request.opaque_spans, len(decode_tokens(prompt)))
         self._complete(request.space, instance, context)
-        left = Call(context).left() - self._parts.margin_seconds
+        call = Call(context)
+        left = call.left() - self._parts.margin_seconds
         started = time.monotonic()
-        job = self._parts.lookups.start_or_join(key, instance, request, prompt, left)
+        job = self._parts.lookups.start_or_join(key, instance, request, prompt, left, call)
         # Half of the margin is for the store's last message to become an answer here.
         wait = left + self._parts.margin_seconds / 2 - (time.monotonic() - started)
         return pb.AgentServiceLookupResponse(answer=job.wait(0.0 if request.no_wait else wait))

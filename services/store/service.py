@@ -1,12 +1,13 @@
 """The methods of StoreService: messages in and out; the work is in the modules behind."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import grpc
 
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import store_pb2, store_pb2_grpc
 from services.common.arena_format import FORMAT_VERSION
+from services.common.caller import Caller
 from services.common.errors import KvblendError
 from services.common.failpoints import passage
 from services.common.identity import HASH_VERSION, OBJECT_FORMAT_VERSION
@@ -99,12 +100,7 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):
         holder = _holder(request.session_id, request.request, space.shape.rank_number(request.rank))
         lookups = self._parts.lookups
         context.add_callback(lambda: lookups.give_up(holder))
-
-        def when_answered(work: Callable[[], None]) -> None:
-            if not context.add_callback(work):
-                work()
-
-        yield from lookups.run(query, holder, request.at_least, _remaining(context), when_answered)
+        yield from lookups.run(query, holder, request.at_least, _remaining(context), Caller(context))
 
     def BeginCopy(
         self, request: store_pb2.BeginCopyRequest, _context: grpc.ServicerContext

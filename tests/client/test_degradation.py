@@ -1,5 +1,6 @@
 """Whatever is wrong with the cache, a verb answers "not cached" with a reason, in time."""
 
+import threading
 import time
 
 import grpc
@@ -64,9 +65,15 @@ class Agent(agent_pb2_grpc.AgentServiceServicer):
     def __init__(self) -> None:
         self.registered: list[str] = []
         self.boot_id = b"1" * 16
+        self.holds_sessions = threading.Event()
+        self.holds_sessions.set()
+
+    def PingAgent(self, request, context):  # type: ignore[no-untyped-def]
+        return agent_pb2.PingAgentResponse()
 
     def EngineSession(self, requests, context):  # type: ignore[no-untyped-def]
         for _ in requests:
+            self.holds_sessions.wait(10)
             yield agent_pb2.EngineSessionResponse(boot_id=self.boot_id)
 
     def RegisterKvCache(self, request, context):  # type: ignore[no-untyped-def]
@@ -112,6 +119,22 @@ def test_case_8_an_agent_that_forgot_the_instance_is_told_again_by_the_next_call
         agent.registered.clear()
         assert client.get_format().chunk_tokens == 16
         assert agent.registered == ["engine"]
+    finally:
+        client.close()
+
+
+def test_an_engine_is_registered_when_the_agent_would_notice_its_end(agent) -> None:  # type: ignore[no-untyped-def]
+    """Its memory would stay mapped, else, after an engine that is killed early."""
+    agent.holds_sessions.clear()
+    client = KvblendClient(f"127.0.0.1:{agent.port}", "engine")
+    try:
+        assert client.register_kv_cache(pb.ModelSpace(), [], agent_pb2.KvLayout(), timeout=0.5).detail == (
+            "no session with the agent"
+        )
+        assert client.get_format().reason == "UNKNOWN_INSTANCE"
+        assert not agent.registered
+        agent.holds_sessions.set()
+        assert client.register_kv_cache(pb.ModelSpace(), [], agent_pb2.KvLayout())
     finally:
         client.close()
 

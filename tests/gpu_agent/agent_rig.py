@@ -46,6 +46,7 @@ class Rig:
     ) -> None:
         if fake is not None:
             self.fake = fake
+        self.target = target
         self.channel = grpc.insecure_channel(target, options=[("grpc.max_reconnect_backoff_ms", 200)])
         self.stub: Any = agent_pb2_grpc.AgentServiceStub(self.channel)
         self.engine = EngineMemory("paged_nhd", shape, seed, shm_dir)

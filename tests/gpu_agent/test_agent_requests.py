@@ -4,13 +4,16 @@ import threading
 import time
 
 import pytest
-from agent_rig import INSTANCE, SHAPE, CallFailed, Rig, blocks, failures, ranges, running_agent
+from agent_rig import INSTANCE, SHAPE, CallFailed, Rig, blocks, encode, failures, ranges, running_agent
 from engine_memory import EngineMemory
 from fake_store import FakeStore
 
+from kvblend.host_calls import host_channel
 from kvblend.results import Segments
 from kvblend.v1 import agent_pb2 as pb
+from kvblend.v1 import agent_pb2_grpc
 from kvblend.v1 import common_pb2 as common
+from kvblend.v1 import store_pb2 as store
 
 TEXT = list(range(100, 140))
 STORED = blocks(*range(10))
@@ -28,6 +31,11 @@ def stored(rig: Rig) -> Rig:
 def get(rig: Rig, request_id: str = "r", wait_ms: int = 0) -> pb.LookupAnswer:
     request = pb.GetLookupRequest(instance_id=INSTANCE, request_id=request_id, wait_ms=wait_ms)
     return rig.call("GetLookup", request).answer
+
+
+def ended_calls(rig: Rig, method: str) -> int:
+    latencies = rig.call("GetAgentStats", pb.GetAgentStatsRequest()).latencies
+    return sum(latency.count for latency in latencies if latency.name == method)
 
 
 def shortfalls(answer: pb.LookupAnswer) -> list[tuple[str, int]]:
@@ -121,6 +129,39 @@ def test_ending_while_the_lookup_runs_ends_it(stored: Rig) -> None:
         stored.wait_for(lambda: len(stored.fake.named("EndRequests")) == 1)
     finally:
         slow.set()
+
+
+@pytest.mark.parametrize("over", ["gRPC", "host"])
+@pytest.mark.parametrize("method", ["Lookup", "StoreKv"])
+def test_what_was_given_up_before_it_began_does_nothing(
+    stored: Rig, monkeypatch: pytest.MonkeyPatch, over: str, method: str
+) -> None:
+    """Its end comes first: an engine has other text in those slots by the time it begins."""
+    begins, goes_on = threading.Event(), threading.Event()
+
+    def wait_to_begin(*_: object) -> None:
+        begins.set()
+        goes_on.wait(10)
+
+    monkeypatch.setattr("services.gpu_agent.service.validate_spans", wait_to_begin)
+    name = {"instance_id": INSTANCE, "request": common.RequestKey(request_id="r")}
+    requests = {
+        "Lookup": pb.AgentServiceLookupRequest(tokens=encode(TEXT), **name),
+        "StoreKv": pb.StoreKvRequest(tokens=encode(TEXT[::-1]), slots=OTHER, kind=store.STORE_KIND_PROMPT, **name),
+    }
+    stored.fake.calls.clear()
+    before = ended_calls(stored, method)
+    channel = host_channel(stored.target, stored.channel) if over == "host" else stored.channel
+    stub = agent_pb2_grpc.AgentServiceStub(channel)
+    running = getattr(stub, method).future(requests[method], timeout=10)
+    assert begins.wait(10)
+    running.cancel()
+    stub.EndSession(pb.EndSessionRequest(instance_id=INSTANCE, request_id="r"), timeout=10)
+    goes_on.set()
+    stored.wait_for(lambda: ended_calls(stored, method) > before)
+    assert not stored.fake.named("Lookup")
+    assert not stored.fake.named("Commit")
+    assert not stored.call("GetAgentStats", pb.GetAgentStatsRequest()).instances[0].open_requests
 
 
 def test_ending_during_a_retrieve_stops_it_and_ends_its_copies(stored: Rig) -> None:

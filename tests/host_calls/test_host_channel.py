@@ -145,6 +145,42 @@ def test_a_service_without_the_socket_is_asked_over_grpc(shm_dir: Path) -> None:
         assert service.begun == {"one": 1, "two": 1}
 
 
+def begin_over_grpc(channel: grpc.Channel, service: Service, how: str, timeout: float) -> Any:
+    """A call that its service has begun, while there is no other way to it."""
+    if how == "stream":
+        running = stream(channel, "pause")(b"slow", timeout=timeout)
+        next(running)
+        return running
+    running = unary(channel, "wait").future(b"slow", timeout=timeout)
+    eventually(lambda: service.begun["slow"])
+    return running
+
+
+@pytest.mark.parametrize("how", ["stream", "later"])
+def test_no_call_overtakes_one_that_was_given_up_on_grpc(shm_dir: Path, how: str) -> None:
+    """That one may begin after its caller has given it up: what ends it must come later."""
+    path = shm_dir / "s"
+    with old_service(path) as service, open_channel(path) as channel:
+        running = begin_over_grpc(channel, service, how, timeout=1)
+        begun = time.monotonic()
+        with closing(ScriptedService(path, echo)) as fake:
+            running.cancel()
+            while not fake.received:
+                assert outcome(unary(channel, "echo"), b"end") == b"end"
+            assert time.monotonic() > begun + 0.9
+            assert service.begun["end"]
+
+
+def test_a_call_that_a_service_ended_on_grpc_holds_no_other_back(shm_dir: Path) -> None:
+    path = shm_dir / "s"
+    with old_service(path) as service, open_channel(path) as channel:
+        assert outcome(unary(channel, "abort"), b"it") == Code.ABORTED
+        with closing(ScriptedService(path, echo)) as fake:
+            assert outcome(unary(channel, "echo"), b"next") == b"next"
+            assert fake.received == [b"next"]
+            assert not service.begun["next"]
+
+
 def test_nobody_there_is_unavailable(shm_dir: Path) -> None:
     with open_channel(shm_dir / "s") as channel:
         assert outcome(unary(channel, "echo"), b"one", 5) == Code.UNAVAILABLE

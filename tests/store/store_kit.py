@@ -47,9 +47,14 @@ def model_space(
     )
 
 
-def at_once(work: Callable[[], None]) -> None:
-    """As if the answer had left already."""
-    work()
+class Waiting:
+    """A caller that waits for its answer, and has it at once."""
+
+    def gone(self) -> bool:
+        return False
+
+    def when_answered(self, work: Callable[[], None]) -> None:
+        work()
 
 
 def text(seed: int, tokens: int) -> list[int]:
@@ -387,6 +392,7 @@ class LocalStore:
         prefill: int = 0,
         at_least: Sequence[pb.StreamPosition] = (),
         spans: Sequence[pb.OpaqueSpan] = (),
+        caller: Waiting | None = None,
     ) -> "Found":
         message = store_pb2.LookupRequest(
             tokens=encode_u32(tokens),
@@ -397,7 +403,7 @@ class LocalStore:
             prefill_tokens_per_second=prefill,
         )
         holder = HolderKey(session, request, attempt, rank)
-        responses = list(self.lookups.run(make_query(message, space), holder, at_least, remaining, at_once))
+        responses = list(self.lookups.run(make_query(message, space), holder, at_least, remaining, caller or Waiting()))
         found = Found(
             space, holder, [item for part in responses for item in objects_in(part.objects)], responses[-1].summary
         )

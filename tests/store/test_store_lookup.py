@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from store_kit import CHUNK, OTHER_SESSION, SESSION, FakeMatcher, LocalStore, Segment, model_space, text
+from store_kit import CHUNK, OTHER_SESSION, SESSION, FakeMatcher, LocalStore, Segment, Waiting, model_space, text
 
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import matcher_pb2, store_pb2
@@ -353,6 +353,22 @@ def test_other_tokens_or_a_newer_attempt_supersede(store: LocalStore) -> None:
     assert store.state.leases.held_count == 1
     with pytest.raises(KvblendError, match="SUPERSEDED"):
         store.lookup(space, [*two, 1], attempt=2)
+
+
+def test_a_lookup_that_comes_after_its_end_takes_nothing(store: LocalStore) -> None:
+    """Its caller gave it up and ended the request; the end came first."""
+
+    class Gone(Waiting):
+        def gone(self) -> bool:
+            return True
+
+    space, prompt = store.space(), text(1, CHUNK + 1)
+    store.put(space, prompt[:CHUNK])
+    store.lookups.end_request(SESSION, "r")
+    with pytest.raises(KvblendError, match="SUPERSEDED"):
+        store.lookup(space, prompt, request="r", caller=Gone())
+    assert store.state.leases.held_count == 0
+    assert store.lookup(space, prompt, request="r").prefix == CHUNK
 
 
 def test_opaque_spans_are_part_of_the_identity(store: LocalStore) -> None:

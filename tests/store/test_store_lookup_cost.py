@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from store_kit import CHUNK, SESSION, FakeMatcher, LocalStore, Segment, at_once, text
+from store_kit import CHUNK, SESSION, FakeMatcher, LocalStore, Segment, Waiting, text
 
 from kvblend.v1 import store_pb2
 from services.common.tokens import encode_u32
@@ -62,7 +62,7 @@ def prefix(store: LocalStore, matcher: FakeMatcher, chunks: int) -> list[int]:
 def ask(store: LocalStore, prompt: list[int], request: str, *, want_segments: bool) -> store_pb2.LookupSummary:
     message = store_pb2.LookupRequest(tokens=encode_u32(prompt), want_segments=want_segments)
     query = make_query(message, store.space())
-    *_, last = store.lookups.run(query, HolderKey(SESSION, request, 1, 0), [], 5.0, at_once)
+    *_, last = store.lookups.run(query, HolderKey(SESSION, request, 1, 0), [], 5.0, Waiting())
     return last.summary
 
 

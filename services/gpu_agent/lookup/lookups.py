@@ -12,6 +12,7 @@ import grpc
 from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
 from kvblend.v1 import store_pb2 as store
+from services.common.caller import Caller
 from services.common.columns import u32s
 from services.common.errors import KvblendError
 from services.common.logs import get_logger
@@ -59,7 +60,13 @@ class Lookups:
         self._endings = Endings(link)
 
     def start_or_join(
-        self, key: Key, instance: Instance, request: pb.AgentServiceLookupRequest, prompt: bytes, timeout: float
+        self,
+        key: Key,
+        instance: Instance,
+        request: pb.AgentServiceLookupRequest,
+        prompt: bytes,
+        timeout: float,
+        caller: Caller,
     ) -> LookupJob:
         """The job of this request and these tokens; `timeout` seconds are the store's if it starts now.
 
@@ -67,11 +74,14 @@ class Lookups:
         if nothing stands in the way: it is done, then, when this returns.
 
         Raises:
-            KvblendError: SUPERSEDED if a newer attempt has been seen.
+            KvblendError: SUPERSEDED if a newer attempt has been seen, or nobody waits for the answer.
         """
         job = LookupJob(instance, request, prompt)
         deadline = time.monotonic() + timeout
         with self._lock:
+            if caller.gone():
+                # The request may have been ended already; nobody would do so again.
+                raise KvblendError("SUPERSEDED", "the caller gave up before its lookup began")
             old = self._jobs.get(key)
             if old is not None and job.attempt < old.attempt:
                 raise KvblendError("SUPERSEDED", f"attempt {old.attempt} of {key[2]!r} has begun")

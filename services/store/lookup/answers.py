@@ -1,7 +1,7 @@
 """One answer for each attempt of a request, made once and read by all its ranks."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from kvblend.v1 import store_pb2
@@ -32,15 +32,20 @@ class Answers:
         # What each session's request asks now, and when it last did.
         self._current: dict[tuple[bytes, str], tuple[_Name, float]] = {}
 
-    def enter(self, holder: HolderKey, digest: bytes, now: float) -> tuple[Answer, bool, bool]:
+    def enter(
+        self, holder: HolderKey, digest: bytes, now: float, gone: Callable[[], bool]
+    ) -> tuple[Answer, bool, bool]:
         """(answer, the caller must make it, an older question of this request was superseded).
 
         Raises:
-            KvblendError: SUPERSEDED by a newer attempt.
+            KvblendError: SUPERSEDED by a newer attempt, or because the caller is `gone`.
         """
         name = (holder.request_id, holder.attempt, digest)
         place = (holder.session, holder.request_id)
         with self._lock:
+            if gone():
+                # Its request may have been ended already; nobody would do so again.
+                raise KvblendError("SUPERSEDED", "the caller gave up before its lookup began")
             before, _ = self._current.get(place, (None, 0.0))
             if before is not None and before[1] > holder.attempt:
                 raise KvblendError("SUPERSEDED", f"attempt {before[1]} of this request came before this call")

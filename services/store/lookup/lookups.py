@@ -1,10 +1,11 @@
 """The unified lookup: prefix and segments, from the arena and from L2, leased, within the caller's deadline."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import matcher_pb2, store_pb2
+from services.common.caller import Caller
 from services.common.columns import u32s
 from services.common.errors import KvblendError
 from services.store.l2.second_tier import L2
@@ -20,9 +21,6 @@ from services.store.lookup.run import Run
 from services.store.objects import ChunkKey
 from services.store.publishing.changes import STORE_OWNER, Removed
 from services.store.state import StoreState
-
-# Takes work that nobody waits for.
-WhenAnswered = Callable[[Callable[[], None]], None]
 
 # Of the caller's time, kept for the way back.
 _RESERVE = 0.1
@@ -56,19 +54,19 @@ class Lookups:
         holder: HolderKey,
         at_least: Sequence[pb.StreamPosition],
         remaining: float,
-        when_answered: WhenAnswered,
+        caller: Caller,
     ) -> Iterator[store_pb2.LookupResponse]:
         """What is in the arena first, then what landed since; the last message has the summary.
 
-        `remaining`: seconds until the caller's deadline. `when_answered` is given what nobody waits for: it is to be
-        done, whatever becomes of the caller.
+        `remaining`: seconds until the caller's deadline.
 
         Raises:
-            KvblendError: SUPERSEDED, DEADLINE_EXCEEDED (another rank's call still makes the answer).
+            KvblendError: SUPERSEDED, also if the caller is gone; DEADLINE_EXCEEDED: another rank's call still makes
+                the answer.
         """
         now = self._state.clock.now()
         deadline = now + remaining * (1 - _RESERVE)
-        answer, leads, superseded = self.answers.enter(holder, query.digest, now)
+        answer, leads, superseded = self.answers.enter(holder, query.digest, now, caller.gone)
         if superseded:
             with self._state.lock:
                 self._state.leases.end_request(holder.session, holder.request_id)
@@ -78,10 +76,10 @@ class Lookups:
         with self.answers.leading(holder, query.digest, answer):
             run = Run(self._state, query, holder)
             if self._l2 is None:
-                yield from self._lead(run, answer, at_least, deadline, None, when_answered)
+                yield from self._lead(run, answer, at_least, deadline, None, caller)
             else:
                 with closing(Prefetch(self._l2, self._state, run, deadline)) as prefetch:
-                    yield from self._lead(run, answer, at_least, deadline, prefetch, when_answered)
+                    yield from self._lead(run, answer, at_least, deadline, prefetch, caller)
 
     def end_request(self, session: bytes, request_id: str) -> None:
         self.answers.end_request(session, request_id)
@@ -127,7 +125,7 @@ class Lookups:
         at_least: Sequence[pb.StreamPosition],
         deadline: float,
         prefetch: Prefetch | None,
-        when_answered: WhenAnswered,
+        caller: Caller,
     ) -> Iterator[store_pb2.LookupResponse]:
         with self._leasing(run.query, run.holder):
             run.extend_prefix()
@@ -148,7 +146,7 @@ class Lookups:
         with self._state.lock:
             summary = run.summary(self._epoch)
         answer.chunks, answer.summary = run.leased, summary
-        when_answered(lambda: self._used(run, summary))
+        caller.when_answered(lambda: self._used(run, summary))
         yield store_pb2.LookupResponse(objects=objects, summary=summary)
 
     def _used(self, run: Run, summary: store_pb2.LookupSummary) -> None:
