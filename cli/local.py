@@ -12,8 +12,9 @@ from typing import Self
 
 from cli.keeper import Backoff, Change, Spec
 from cli.probe import Peer
+from cli.sockets import socket_in, why_no_sockets
 from cli.supervisor import Supervisor
-from cli.targets import SERVICES, target_of
+from cli.targets import SERVICES, socket_of, target_of
 
 MODULES = {"matcher": "services.matcher", "store": "services.store", "agent": "services.gpu_agent"}
 SHARED_MEMORY = Path("/dev/shm")
@@ -26,8 +27,6 @@ _STOP_FLAGS = ["--drain-seconds", "0", "--grace-seconds", "2"]
 _GIB = 1 << 30
 # Of the matcher's table: some 200 000 chunks of 256 tokens.
 _TABLE_BYTES = 256 << 20
-# A unix socket's path is limited to 107 bytes.
-_LONGEST_SOCKET = 107
 
 
 @dataclass(frozen=True)
@@ -53,6 +52,11 @@ class Plan:
     def target(self, service: str) -> str:
         return self.matcher if service == "matcher" and self.matcher else target_of(self.listen[service])
 
+    def target_within(self, service: str) -> str:
+        """Where the others of this host call it: at its socket, if it has one."""
+        own = "" if service == "matcher" and self.matcher else socket_of(self.listen[service])
+        return own or self.target(service)
+
     @property
     def services(self) -> list[str]:
         """What runs here, in start order."""
@@ -65,12 +69,12 @@ class Plan:
             flags += ["--log", f"sqlite:{self.run_dir.resolve() / 'matcher.db'}"]
             flags += ["--memory-limit-bytes", str(_TABLE_BYTES)]
         if service == "store":
-            flags += ["--name", self.name, "--matcher", self.target("matcher")]
+            flags += ["--name", self.name, "--matcher", self.target_within("matcher")]
             flags += ["--arena-dir", str(self.arena_dir), "--arena-bytes", str(self.arena_bytes)]
             flags += ["--slab-bytes", str(min(self.arena_bytes, _GIB)), "--chunk-tokens", str(self.chunk_tokens)]
             flags += ["--redis-url", self.redis_url] if self.redis_url else []
         if service == "agent":
-            flags += ["--name", self.name, "--store", self.target("store"), "--device", self.device]
+            flags += ["--name", self.name, "--store", self.target_within("store"), "--device", self.device]
         return [*flags, *self.extra.get(service, ())]
 
     def output(self, service: str) -> Path:
@@ -113,7 +117,7 @@ class LocalServices:
             # The same from one start to the next: what a store of another name had would never be taken back.
             name=name or "local",
             run_dir=self.run_dir,
-            listen={service: f"unix:{sockets / service}.sock" for service in SERVICES},
+            listen={service: socket_in(sockets, service) for service in SERVICES},
             arena_dir=self._own_folders[0],
             arena_bytes=arena_bytes,
             chunk_tokens=chunk_tokens,
@@ -129,7 +133,7 @@ class LocalServices:
     def _socket_folder(self, run_dir: Path | None) -> Path:
         if run_dir is not None:
             run_dir.mkdir(parents=True, exist_ok=True)
-            if len(str(run_dir.resolve() / "matcher.sock")) < _LONGEST_SOCKET:
+            if not why_no_sockets(run_dir.resolve()):
                 return run_dir.resolve()
         self._own_folders.append(Path(tempfile.mkdtemp(prefix="kvblend-", dir="/tmp")))
         return self._own_folders[-1]

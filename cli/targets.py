@@ -21,6 +21,11 @@ def target_of(listen: str) -> str:
     return f"127.0.0.1:{port}" if host in _ANY_HOST else first
 
 
+def socket_of(listen: str) -> str:
+    """The first unix socket of `listen`, which callers within the host should use; empty: there is none."""
+    return next((address for address in listen.split(",") if address.startswith("unix:")), "")
+
+
 def is_free(address: str) -> bool:
     """Whether a server may listen on one address: nothing else does, and a host:port is of this machine."""
     if address.startswith("unix:"):

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -20,8 +20,9 @@ from typing import NoReturn
 from cli.keeper import Change, State
 from cli.local import MODULES, SHARED_MEMORY, Plan, make_specs
 from cli.probe import Peer
+from cli.sockets import socket_in, why_no_sockets
 from cli.supervisor import StartFailed, Supervisor
-from cli.targets import SERVICES, is_exposed, is_free
+from cli.targets import SERVICES, is_exposed, is_free, socket_of
 from cli.units import format_bytes, parse_bytes
 
 # The first start of a version compiles its kernels, for up to a minute on two busy cores.
@@ -48,9 +49,16 @@ def run(options: UpOptions) -> int:
     """Serves until SIGINT or SIGTERM; 1: refused or failed to start, with one line that says why."""
     plan = _plan(options)
     _refuse_wrong_settings(plan)
-    with _only_one(options.name):
+    _make_folders(plan)
+    by_name = _only_one(_runtime_folder() / f"{plan.name}.lock", "name", plan.name, "running")
+    # It has the sockets: gRPC takes a name from whoever listens there.
+    by_folder = _only_one(plan.run_dir / "up.lock", "run-dir", str(plan.run_dir), "in use")
+    with by_name, by_folder:
+        no_sockets = why_no_sockets(plan.run_dir)
+        if not no_sockets:
+            plan = _with_sockets(plan)
         _refuse_taken_addresses(plan)
-        return _serve(plan)
+        return _serve(plan, no_sockets)
 
 
 def _plan(options: UpOptions) -> Plan:
@@ -62,7 +70,7 @@ def _plan(options: UpOptions) -> Plan:
         _refuse("arena-bytes", options.arena_bytes, str(error))
     return Plan(
         name=options.name,
-        run_dir=options.run_dir or _runtime_folder() / options.name,
+        run_dir=(options.run_dir or _runtime_folder() / options.name).absolute(),
         listen=options.listen,
         arena_dir=SHARED_MEMORY / f"kvblend-up-{os.getuid()}-{options.name}",
         arena_bytes=arena_bytes,
@@ -99,21 +107,44 @@ def _runtime_folder() -> Path:
     return Path(base) / f"kvblend-{os.getuid()}"
 
 
-@contextlib.contextmanager
-def _only_one(name: str) -> Iterator[None]:
-    """Holds the name's lock, which the kernel drops when this process ends."""
+def _make_folders(plan: Plan) -> None:
     folder = _runtime_folder()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with (folder / f"{name}.lock").open("a+") as file:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.lstat().st_uid != os.getuid():
+            # In /tmp anybody may have made it, and could take the sockets' names.
+            sys.exit(f"kvblend up: {folder} belongs to another user; set XDG_RUNTIME_DIR to a folder of your own")
+        plan.run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        sys.exit(f"kvblend up: cannot make {error.filename}: {error.strerror}")
+
+
+@contextlib.contextmanager
+def _only_one(path: Path, setting: str, value: str, state: str) -> Iterator[None]:
+    """Holds a lock file, which the kernel drops when this process ends."""
+    try:
+        file = path.open("a+")
+    except OSError as error:
+        _refuse(setting, value, f"cannot open {path}: {error.strerror}")
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            _refuse("name", name, f"it is running already (pid {file.read().strip()}); choose another name")
+            _refuse(setting, value, f"it is {state} already (pid {file.read().strip()}); choose another {setting}")
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
         yield
+
+
+def _with_sockets(plan: Plan) -> Plan:
+    """Each service serves a socket as well, unless it was given one."""
+    listen = {
+        service: given if socket_of(given) else f"{given},{socket_in(plan.run_dir, service)}"
+        for service, given in plan.listen.items()
+    }
+    return replace(plan, listen=listen)
 
 
 class _Signals:
@@ -145,10 +176,13 @@ def _say_change(change: Change) -> None:
         _say(f"{change.name:<8} {change.state.value:<8} {change.detail}".rstrip())
 
 
-def _serve(plan: Plan) -> int:
+def _serve(plan: Plan, no_sockets: str) -> int:
     for service in SERVICES:
-        if is_exposed(plan.listen[service]):
-            _say(f"warning: {service} listens on {plan.listen[service]}: other hosts can reach it, without encryption")
+        for address in filter(is_exposed, plan.listen[service].split(",")):
+            _say(f"warning: {service} listens on {address}: other hosts can reach it, without encryption")
+    slow = [service for service in SERVICES if not socket_of(plan.listen[service])]
+    if slow:
+        _say(f"{', '.join(slow)}: TCP alone, slower within this host; no sockets in --run-dir: {no_sockets}")
     _say(f"starting {', '.join(SERVICES)}; logs in {plan.run_dir / 'logs'}")
     peers = {service: Peer(service, plan.target(service)) for service in SERVICES}
     supervisor = Supervisor(make_specs(plan, peers), on_change=_say_change)
@@ -193,4 +227,7 @@ def _say_ready(plan: Plan) -> None:
     agent = plan.target("agent")
     at = "" if agent == "127.0.0.1:50053" else f" --agent {agent}"
     _say(f"ready: agent at {agent}, {format_bytes(plan.arena_bytes)} of shared memory, chunks of {plan.chunk_tokens}")
+    near = plan.target_within("agent")
+    if near != agent:
+        _say(f"engines on this host are served faster at {near}")
     _say(f"next: kvblend status{at} | kvblend demo --agent {agent} | Ctrl-C stops all")
