@@ -11,7 +11,7 @@ from kvblend.host_calls.appended import Appended, whole
 from kvblend.host_calls.calls import AnswerStream, Decode, Ended, Failed, LaterAnswer, Running
 from kvblend.host_calls.connections import Connections, Unreachable
 from kvblend.host_calls.frames import FrameTooLarge, pack_metadata
-from kvblend.host_calls.order import SlowCalls
+from kvblend.host_calls.order import SlowCalls, time_left
 from kvblend.v1 import host_calls_pb2 as pb
 
 Encode = Callable[[Any], bytes]
@@ -24,12 +24,16 @@ _PACKAGE = "/kvblend."
 _DAY = 24 * 3600.0
 
 
+class MissingDeadline(RuntimeError):
+    """A programming error: a call was made without a timeout."""
+
+
 def host_channel(target: str, channel: grpc.Channel, repeatable: Sequence[str] = ()) -> grpc.Channel:
     """A channel that makes the same calls as `channel`, and faster where `target` is one unix socket (gRPC's).
 
-    Requests may be `Appended`. gRPC takes all other calls: those whose service has no such socket or does not take
-    them, those without a timeout, and those that stream requests. A lost answer is UNAVAILABLE; where the
-    method ("package.Service/Method") is `repeatable`, it is asked for again over gRPC.
+    Calls need a timeout. Requests may be `Appended`. gRPC takes those whose service has no such socket or does not
+    take them, those of more than a day, and those that stream requests (and need no timeout). A lost answer is
+    UNAVAILABLE; where the method ("package.Service/Method") is `repeatable`, it is asked for again over gRPC.
     """
     is_one_socket = target.startswith(_UNIX) and "," not in target
     return _HostChannel(target.removeprefix(_UNIX) if is_one_socket else "", channel, repeatable)
@@ -102,11 +106,16 @@ class _Way:
         self._connections, self._method, self._encode = connections, method, encode
         self.slow, self.decode = slow, decode
 
-    def begin(self, request: Any, timeout: float | None, metadata: Metadata) -> Running:
-        """Raises Unreachable: gRPC is to be asked; Failed; ValueError after the channel's close, as gRPC does."""
-        self.require_open()
-        if timeout is None or timeout > _DAY:
-            raise Unreachable("a call without a timeout")
+    def timed(self, timeout: float | None) -> float:
+        """Raises MissingDeadline."""
+        if timeout is None:
+            raise MissingDeadline(f"{self._method} was called without a timeout")
+        return timeout
+
+    def begin(self, request: Any, timeout: float, metadata: Metadata) -> Running:
+        """Raises Unreachable: gRPC is to be asked; Failed."""
+        if timeout > _DAY:
+            raise Unreachable("a call without end")
         if self.slow.any():
             raise Unreachable("a call before it went over gRPC")
         deadline = time.monotonic() + timeout
@@ -123,11 +132,6 @@ class _Way:
         except FrameTooLarge as error:
             raise Failed(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from error
         return Running(connection, self._connections, deadline)
-
-    def require_open(self) -> None:
-        """gRPC's own check comes too late: a call by an interceptor on a closed channel ends the process (SIGSEGV)."""
-        if self._connections.closed:
-            raise ValueError("a call on a closed channel")
 
 
 class _UnaryCall(grpc.UnaryUnaryMultiCallable):  # type: ignore[misc, type-arg]
@@ -155,9 +159,9 @@ class _UnaryCall(grpc.UnaryUnaryMultiCallable):  # type: ignore[misc, type-arg]
         wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
     ) -> Any:
-        start = time.monotonic()
+        start, allowed = time.monotonic(), self._way.timed(timeout)
         try:
-            running = self._way.begin(request, timeout, metadata)
+            running = self._way.begin(request, allowed, metadata)
             try:
                 return running.next_answer(self._way.decode)[1], _OK
             finally:
@@ -167,8 +171,7 @@ class _UnaryCall(grpc.UnaryUnaryMultiCallable):  # type: ignore[misc, type-arg]
         except Failed as failure:
             if not self._repeatable or failure.code() != grpc.StatusCode.UNAVAILABLE:
                 raise
-        self._way.require_open()
-        left = _left(timeout, start)
+        left = time_left(allowed, start)
         # What may be carried out twice may be carried out late.
         with nullcontext() if self._repeatable else self._way.slow.one(left):
             return self._grpc_call.with_call(whole(request), left, metadata, credentials, wait_for_ready, compression)
@@ -182,22 +185,17 @@ class _UnaryCall(grpc.UnaryUnaryMultiCallable):  # type: ignore[misc, type-arg]
         wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
     ) -> Any:
-        start = time.monotonic()
+        start, allowed = time.monotonic(), self._way.timed(timeout)
         if not self._repeatable:
             with suppress(Unreachable):
-                return LaterAnswer(lambda: self._way.begin(request, timeout, metadata), self._way.decode)
-        self._way.require_open()
-        left = _left(timeout, start)
+                return LaterAnswer(lambda: self._way.begin(request, allowed, metadata), self._way.decode)
+        left = time_left(allowed, start)
         if not self._repeatable:
             self._way.slow.begins(left)
         return self._grpc_call.future(whole(request), left, metadata, credentials, wait_for_ready, compression)
 
 
 _OK = Ended(grpc.StatusCode.OK)
-
-
-def _left(timeout: float | None, start: float) -> float | None:
-    return None if timeout is None else max(0.0, timeout - (time.monotonic() - start))
 
 
 class _StreamCall(grpc.UnaryStreamMultiCallable):  # type: ignore[misc, type-arg]
@@ -213,10 +211,10 @@ class _StreamCall(grpc.UnaryStreamMultiCallable):  # type: ignore[misc, type-arg
         wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
     ) -> Any:
-        start = time.monotonic()
+        start, allowed = time.monotonic(), self._way.timed(timeout)
         try:
-            return AnswerStream(self._way.begin(request, timeout, metadata), self._way.decode)
+            return AnswerStream(self._way.begin(request, allowed, metadata), self._way.decode)
         except Unreachable:
-            left = _left(timeout, start)
+            left = time_left(allowed, start)
             self._way.slow.begins(left)
             return self._grpc_call(whole(request), left, metadata, credentials, wait_for_ready, compression)

@@ -25,13 +25,13 @@ class SlowCalls:
     def any(self) -> bool:
         return self._waited_for > 0 or time.monotonic() < self._until
 
-    def begins(self, timeout: float | None) -> None:
+    def begins(self, timeout: float) -> None:
         """Nobody will say when this one is over."""
         with self._lock:
-            self._until = max(self._until, time.monotonic() + (timeout or 0.0))
+            self._until = max(self._until, time.monotonic() + timeout)
 
     @contextmanager
-    def one(self, timeout: float | None) -> Iterator[None]:
+    def one(self, timeout: float) -> Iterator[None]:
         """It is over at the end, unless it was given up."""
         start = time.monotonic()
         self._count(1)
@@ -39,10 +39,10 @@ class SlowCalls:
             yield
         except grpc.RpcError as error:
             if error.code() in _GIVEN_UP:
-                self.begins(_left(timeout, start))
+                self.begins(time_left(timeout, start))
             raise
         except BaseException:
-            self.begins(_left(timeout, start))
+            self.begins(time_left(timeout, start))
             raise
         finally:
             self._count(-1)
@@ -52,5 +52,5 @@ class SlowCalls:
             self._waited_for += more
 
 
-def _left(timeout: float | None, start: float) -> float | None:
-    return None if timeout is None else timeout - (time.monotonic() - start)
+def time_left(timeout: float, start: float) -> float:
+    return max(0.0, timeout - (time.monotonic() - start))

@@ -2,7 +2,7 @@
 
 import ipaddress
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -37,23 +37,6 @@ _RETRY_POLICY = {
 }
 
 
-class MissingDeadline(RuntimeError):
-    """A programming error: a call was made without a timeout."""
-
-
-class _DeadlineRule(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):  # type: ignore[misc]
-    def _checked(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
-        if details.timeout is None:
-            raise MissingDeadline(f"{details.method} was called without a timeout")
-        return continuation(details, request)
-
-    def intercept_unary_unary(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
-        return self._checked(continuation, details, request)
-
-    def intercept_unary_stream(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
-        return self._checked(continuation, details, request)
-
-
 def _service_config(replicated: bool, repeatable: Sequence[str]) -> str:
     # No `timeout` here: grpcio fires it about a second early. A refused client certificate looks like
     # UNAVAILABLE too, so retries must end by themselves: throttling.
@@ -80,8 +63,8 @@ def open_channel(target: str, *, replicated: bool = False, repeatable: Sequence[
             reached or says UNAVAILABLE, another is asked within the call's deadline.
     """
     options = [*CLIENT_OPTIONS, ("grpc.service_config", _service_config(replicated, repeatable))]
-    channel = grpc.intercept_channel(grpc.insecure_channel(target, options=options), _DeadlineRule())
-    return host_channel(target, channel, repeatable)
+    # No interceptor: a call through one on a channel that another thread closes ends the process (SIGSEGV).
+    return host_channel(target, grpc.insecure_channel(target, options=options), repeatable)
 
 
 def target_of(addresses: str) -> str:

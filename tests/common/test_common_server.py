@@ -10,8 +10,9 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pydantic import Field
 
+from kvblend.host_calls import MissingDeadline
 from kvblend.v1 import matcher_pb2, matcher_pb2_grpc
-from services.common.channels import MissingDeadline, open_channel
+from services.common.channels import open_channel
 from services.common.config import ServiceSettings
 from services.common.errors import ERRORS, KvblendError, reason_of
 from services.common.server import GrpcServer

@@ -15,11 +15,11 @@ import pytest
 from host_service import NAME, SECONDS, Service, eventually, host_alone, serving, stream, unary
 from host_wire import ScriptedService, nothing_before, old_service
 
-from kvblend.host_calls import host_channel
+from kvblend.host_calls import MissingDeadline, host_channel
 from kvblend.host_calls.channel import _UnaryCall
 from kvblend.host_calls.connections import Connections, Unreachable
 from kvblend.host_calls.frames import SUFFIX, Frames
-from kvblend.v1 import store_pb2_grpc
+from kvblend.v1 import store_pb2, store_pb2_grpc
 from services.common import channels
 
 Code = grpc.StatusCode
@@ -196,9 +196,16 @@ def test_no_time_is_a_deadline_exceeded(shm_dir: Path, timeout: float) -> None:
 
 def test_a_call_without_end_goes_over_grpc(shm_dir: Path) -> None:
     with scripted(shm_dir / "s", echo) as (fake, service), open_channel(shm_dir / "s") as channel:
-        for timeout in (None, 1e6):
-            assert outcome(unary(channel, "echo"), b"long", timeout) == b"long"
-        assert (len(fake.received), service.begun["long"]) == (0, 2)
+        assert outcome(unary(channel, "echo"), b"long", 1e6) == b"long"
+        assert (len(fake.received), service.begun["long"]) == (0, 1)
+
+
+def test_a_call_without_a_timeout_is_refused(shm_dir: Path) -> None:
+    with open_channel(shm_dir / "s", (f"{NAME}/repeatable",)) as channel:
+        calls = [unary(channel, "echo"), unary(channel, "echo").future, unary(channel, "repeatable").future]
+        for call in (*calls, stream(channel, "count")):
+            with pytest.raises(MissingDeadline):
+                call(b"")
 
 
 def test_a_late_answer_is_for_nobody(shm_dir: Path) -> None:
@@ -333,10 +340,10 @@ def test_no_more_connections_than_useful_are_kept(shm_dir: Path) -> None:
 
 @pytest.mark.parametrize("target", ["unix:/dev/shm/kvb-nobody/s", "127.0.0.1:1"])
 def test_a_closed_channel_refuses_every_call(target: str) -> None:
-    """A service stops its threads after their channel: what such a thread asks must not reach gRPC, which crashes."""
+    """A service stops its threads after their channel: what such a thread asks must not end the process."""
     channel = channels.open_channel(target, repeatable=["kvblend.v1.StoreService/Score"])
     stub = store_pb2_grpc.StoreServiceStub(channel)
     channel.close()
     for call in (stub.PingStore, stub.PingStore.future, stub.Lookup, stub.Score, stub.Score.future):
         with pytest.raises(ValueError, match="closed"):
-            call(b"", timeout=SECONDS)
+            call(store_pb2.PingStoreRequest(), timeout=SECONDS)
