@@ -9,20 +9,18 @@ from dataclasses import replace
 from itertools import repeat
 
 import numpy as np
-import numpy.typing as npt
 
 from kvblend.v1 import common_pb2 as pb
-from services.common.columns import Numbers, u32s
+from services.common.columns import u32s
 from services.common.errors import KvblendError
 from services.common.identity import HASH_BYTES
 from services.common.tokens import TOKEN_BYTES, encode_u32
 from services.store.catalog import Chunk, facts_of
+from services.store.lookup.columns import chunks_of_segments, runs_of_pieces
 from services.store.lookup.pieces import Piece, Pieces
 from services.store.lookup.query import Query
 from services.store.objects import FactColumns, Name
 from services.store.state import StoreState
-
-Bytes = npt.NDArray[np.uint8]
 
 
 def claims_of(query: Query, columns: pb.SegmentColumns) -> Pieces[Name]:
@@ -51,26 +49,10 @@ def claims_of(query: Query, columns: pb.SegmentColumns) -> Pieces[Name]:
     if counts.sum() != chunk_lengths.size or len(columns.chain_hashes) != HASH_BYTES * chunk_lengths.size:
         return Pieces.none()
     hashes = np.frombuffer(columns.chain_hashes, f"V{HASH_BYTES}")
-    # Tokens before each chunk, of all segments'; and the number of each segment's first chunk.
-    before, first = _running_sum(chunk_lengths), _running_sum(counts)
-    sound = (domains == pb.DOMAIN_EXACT) | (domains == pb.DOMAIN_SEGMENT)
-    sound &= before[first[1:]] - before[first[:-1]] == lengths
-    sound &= starts + lengths <= query.count
-    covered = np.maximum.accumulate(np.where(sound, starts + lengths, 0))
-    sound[1:] &= starts[1:] >= covered[:-1]
-    # Of each chunk its segment, the tokens of the segment before it, and its own tokens before the segment.
-    segment = np.repeat(np.arange(counts.size), counts)
-    inside = before[:-1] - before[first[segment]]
-    offsets = np.where(np.arange(segment.size) == first[segment], skips[segment], 0)
-    kept = np.flatnonzero(sound[segment] & (chunk_lengths > 0))
-    segment, inside = segment[kept], inside[kept]
-    names = list(zip(repeat(query.space.space_id), domains[segment].tolist(), hashes[kept].tolist()))
-    return Pieces(starts[segment] + inside, names, offsets[kept], chunk_lengths[kept], stored[segment] + inside)
-
-
-def _running_sum(values: Numbers) -> Numbers:
-    """[n] -> [n + 1], from 0."""
-    return np.concatenate((np.zeros(1, np.int64), np.cumsum(values)))
+    found = chunks_of_segments(starts, stored, lengths, skips, counts, chunk_lengths, domains, query.count)
+    positions, offsets, lengths, stored, chunks, of_chunks = found
+    names = zip(repeat(query.space.space_id), of_chunks.tolist(), hashes[chunks].tolist())
+    return Pieces(positions, list(names), offsets, lengths, stored)
 
 
 def check(
@@ -149,31 +131,21 @@ def columns_of(pieces: Pieces[Chunk]) -> pb.SegmentColumns:
         return pb.SegmentColumns()
     facts = facts_of(pieces.sources)
     domains = np.frombuffer(bytes(facts.domains), np.uint8)
-    first = _run_starts(pieces, domains)
+    first, tokens, chunks = runs_of_pieces(
+        pieces.positions, pieces.offsets, pieces.lengths, pieces.stored_positions, domains
+    )
     documents = [facts.documents[index] for index in first.tolist()]
     numbers = {document: number for number, document in enumerate(dict.fromkeys(documents))}
     return pb.SegmentColumns(
         query_positions=encode_u32(pieces.positions[first]),
         stored_positions=encode_u32(pieces.stored_positions[first]),
-        lengths=encode_u32(np.add.reduceat(pieces.lengths, first)),
+        lengths=encode_u32(tokens),
         skip_tokens=encode_u32(pieces.offsets[first]),
         domains=domains[first].tobytes(),
         context_classes=np.frombuffer(bytes(facts.context_classes), np.uint8)[first].tobytes(),
         document_indexes=encode_u32([numbers[document] for document in documents]),
         documents=numbers,
-        chunk_counts=encode_u32(np.diff(first, append=len(pieces))),
+        chunk_counts=encode_u32(chunks),
         chain_hashes=b"".join(facts.chain_hashes),
         chunk_lengths=encode_u32(pieces.lengths),
     )
-
-
-def _run_starts(pieces: Pieces[Chunk], domains: Bytes) -> Numbers:
-    """Numbers of the pieces that do not continue the one before them."""
-    stored_ends = pieces.stored_positions + pieces.lengths
-    continues = (
-        (pieces.positions[1:] == pieces.ends[:-1])
-        & (pieces.offsets[1:] == 0)
-        & (domains[1:] == domains[:-1])
-        & (pieces.stored_positions[1:] == stored_ends[:-1])
-    )
-    return np.flatnonzero(np.append(True, ~continues))
