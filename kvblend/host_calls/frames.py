@@ -16,8 +16,10 @@ MOST_BYTES = 16 << 20
 _LENGTHS = struct.Struct("<II")
 # Smaller ones are sent in one piece; larger ones are not copied.
 _COPIED_BYTES = 1 << 14
-# Read at once: most frames are whole then.
-_PIECE_BYTES = 1 << 14
+# Room for what is read: most frames are whole at once. One that grew for a larger frame is kept up to a limit: fresh
+# memory costs more than the bytes that are read into it.
+_ROOM_BYTES = 1 << 14
+_KEPT_BYTES = 1 << 20
 
 
 # A message, or its parts one behind the other.
@@ -39,8 +41,9 @@ class Frames:
         self._socket = connection
         self._readable = select.poll()
         self._readable.register(connection, select.POLLIN)
-        # What came behind the last frame.
-        self._rest = b""
+        # What was read and not yet given out lies at its start.
+        self._room = memoryview(bytearray(_ROOM_BYTES))
+        self._filled = 0
 
     def send(self, head: bytes, body: Body, deadline: float | None = None) -> None:
         """Raises OSError (TimeoutError included) and FrameTooLarge."""
@@ -79,44 +82,50 @@ class Frames:
 
     def receive(self, deadline: float | None = None) -> tuple[bytes, bytes]:
         """(head, body). Raises OSError (TimeoutError included), FrameTooLarge; EOFError: the other side is gone."""
-        data = self._rest or self._receive_some(_PIECE_BYTES, deadline)
-        while len(data) < _LENGTHS.size:
-            data += self._receive_some(_PIECE_BYTES, deadline)
-        head_bytes, body_bytes = _LENGTHS.unpack_from(data)
+        self._fill(_LENGTHS.size, deadline)
+        head_bytes, body_bytes = _LENGTHS.unpack_from(self._room)
         if head_bytes + body_bytes > MOST_BYTES:
             raise FrameTooLarge(f"a message of {head_bytes + body_bytes} bytes is above the limit of {MOST_BYTES}")
         start = _LENGTHS.size + head_bytes
-        while len(data) < start:
-            data += self._receive_some(start - len(data), deadline)
-        head, end = data[_LENGTHS.size : start], start + body_bytes
-        if len(data) < end:
-            return head, self._receive_rest(data[start:], body_bytes, deadline)
-        self._rest = data[end:]
-        return head, data[start:end]
+        end = start + body_bytes
+        self._fill(end, deadline)
+        frame = bytes(self._room[_LENGTHS.size : start]), bytes(self._room[start:end])
+        self._drop(end)
+        return frame
 
-    def _receive_rest(self, data: bytes, size: int, deadline: float | None) -> bytes:
-        self._rest = b""
-        parts, missing = [data], size - len(data)
-        while missing:
-            parts.append(self._receive_some(missing, deadline))
-            missing -= len(parts[-1])
-        return b"".join(parts)
+    def _fill(self, size: int, deadline: float | None) -> None:
+        """Reads until there are `size` bytes, and what else has come."""
+        if size > len(self._room):
+            self._make_room(size)
+        while self._filled < size:
+            if deadline is not None and not self._readable.poll(_left(deadline)):
+                raise TimeoutError
+            count = self._socket.recv_into(self._room[self._filled :])
+            if not count:
+                raise EOFError("the other side has ended the connection")
+            self._filled += count
 
-    def _receive_some(self, size: int, deadline: float | None) -> bytes:
-        if deadline is not None and not self._readable.poll(_left(deadline)):
-            raise TimeoutError
-        data = self._socket.recv(size)
-        if not data:
-            raise EOFError("the other side has ended the connection")
-        return data
+    def _drop(self, size: int) -> None:
+        """The first `size` bytes have been given out."""
+        rest = self._filled - size
+        if rest:
+            self._room[:rest] = self._room[size : self._filled].tobytes()
+        self._filled = rest
+        if len(self._room) > _KEPT_BYTES:
+            self._make_room(max(rest, _ROOM_BYTES))
+
+    def _make_room(self, size: int) -> None:
+        room = memoryview(bytearray(size))
+        room[: self._filled] = self._room[: self._filled]
+        self._room = room
 
     def wait(self, until: float) -> bool:
         """Whether there is something to read by then (monotonic clock, seconds)."""
-        return bool(self._rest or self._readable.poll(max(0.0, 1000 * (until - time.monotonic()))))
+        return bool(self._filled or self._readable.poll(max(0.0, 1000 * (until - time.monotonic()))))
 
     def is_quiet(self) -> bool:
         """Whether the other side has sent nothing more, and not ended."""
-        return not self._rest and not self._readable.poll(0)
+        return not self._filled and not self._readable.poll(0)
 
 
 def _left(deadline: float) -> float:

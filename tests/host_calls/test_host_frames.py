@@ -4,8 +4,10 @@ import signal
 import socket
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import closing
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -44,20 +46,41 @@ class Cut:
     fileno = NOTHING.fileno
 
     def __init__(self, data: bytes, sizes: list[int]) -> None:
-        self._data, self._sizes = data, sizes
+        self._data, self._sizes = memoryview(data), sizes
 
-    def recv(self, size: int) -> bytes:
-        size = min(size, self._sizes.pop() if self._sizes else size)
-        taken, self._data = self._data[:size], self._data[size:]
-        return taken
+    def recv_into(self, room: memoryview) -> int:
+        size = min(len(room), len(self._data), self._sizes.pop() if self._sizes else len(room))
+        room[:size], self._data = self._data[:size], self._data[size:]
+        return size
 
 
-@given(sent=st.lists(st.tuples(some_bytes, some_bytes), max_size=5), sizes=st.lists(st.integers(1, 50)))
-def test_frames_arrive_however_they_are_cut(sent: list[tuple[bytes, bytes]], sizes: list[int]) -> None:
-    frames = Frames(Cut(on_wire(*sent), sizes))
-    assert [frames.receive() for _ in sent] == sent
-    with pytest.raises(EOFError):
-        frames.receive()
+@given(
+    sent=st.lists(st.tuples(some_bytes, some_bytes), max_size=5),
+    sizes=st.lists(st.integers(1, 50)),
+    room=st.sampled_from([1, 8, 30, 1 << 14]),
+    kept=st.sampled_from([1, 40, 1 << 20]),
+)
+def test_frames_arrive_however_they_are_cut(
+    sent: list[tuple[bytes, bytes]], sizes: list[int], room: int, kept: int
+) -> None:
+    with mock.patch.multiple("kvblend.host_calls.frames", _ROOM_BYTES=room, _KEPT_BYTES=kept):
+        frames = Frames(Cut(on_wire(*sent), sizes))
+        assert [frames.receive() for _ in sent] == sent
+        with pytest.raises(EOFError):
+            frames.receive()
+
+
+def test_no_memory_of_a_very_large_frame_is_kept() -> None:
+    large = b"", bytes(4 << 20)
+    frames = Frames(Cut(on_wire(large, (b"", b"small"), large), []))
+    tracemalloc.start()
+    try:
+        assert frames.receive() == large
+        assert tracemalloc.get_traced_memory()[0] < 1 << 20
+        assert frames.receive() == (b"", b"small")
+        assert frames.receive() == large
+    finally:
+        tracemalloc.stop()
 
 
 @given(head=some_bytes, body=some_bytes, data=st.data())
