@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from kvblend.host_calls.appended import Appended
 from kvblend.v1 import common_pb2 as pb
 from kvblend.v1 import matcher_pb2, store_pb2
 from services.common.checksums import checksum_of
@@ -235,8 +236,9 @@ class FakeMatcher:
     log_position: int = 1
     requests: list[matcher_pb2.MatchRequest] = field(default_factory=list)
 
-    def match(self, request: matcher_pb2.MatchRequest, timeout: float) -> matcher_pb2.MatchResponse:
+    def match(self, asked: Appended, timeout: float) -> matcher_pb2.MatchResponse:
         del timeout
+        request = asked.whole()
         self.requests.append(request)
         error = self.error or (self.behind if request.at_least else None)
         if error:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
+from kvblend.host_calls.appended import Appended
 from kvblend.v1 import agent_pb2 as pb
 from kvblend.v1 import common_pb2 as common
 from kvblend.v1 import store_pb2 as store
@@ -31,6 +32,8 @@ _log = get_logger("lookups")
 Key = tuple[str, str, str]
 
 _RELEASE_SECONDS = 2.0
+# Which chunks segments are made of is this agent's to know; in a long prompt's answer they are most of the bytes.
+_OF_CHUNKS = ("skip_tokens", "chunk_counts", "chain_hashes", "chunk_lengths")
 
 # Failures of the store that are no errors of a lookup: there is just nothing to reuse.
 NOT_ERRORS = {
@@ -167,6 +170,8 @@ class Lookups:
             l1_chunks=summary.l1_chunks,
             l2_chunks=summary.l2_chunks,
         )
+        for column in _OF_CHUNKS:
+            answer.segments.ClearField(column)
         return answer, plan
 
     def _ask(self, question: "_Question", leased: list[store.ObjectColumns]) -> store.LookupSummary:
@@ -185,7 +190,7 @@ class Lookups:
         return self._follow(job, forwarded, deadline, leased)
 
     def _follow(
-        self, job: LookupJob, request: store.LookupRequest, deadline: float, leased: list[store.ObjectColumns]
+        self, job: LookupJob, request: Appended, deadline: float, leased: list[store.ObjectColumns]
     ) -> store.LookupSummary:
         left = deadline - time.monotonic()
         if left <= 0:
@@ -194,7 +199,7 @@ class Lookups:
             return self._receive(job, request, left, leased)
 
     def _receive(
-        self, job: LookupJob, request: store.LookupRequest, timeout: float, leased: list[store.ObjectColumns]
+        self, job: LookupJob, request: Appended, timeout: float, leased: list[store.ObjectColumns]
     ) -> store.LookupSummary:
         stream = self._link.client.lookup(request, timeout)
         job.attach(stream.cancel)
@@ -317,14 +322,13 @@ class _Question:
     deadline: float
 
 
-def _store_request(question: _Question, session: StoreSession) -> store.LookupRequest:
+def _store_request(question: _Question, session: StoreSession) -> Appended:
     job, request = question.job, question.request
-    return store.LookupRequest(
+    message = store.LookupRequest(
         session_id=session.session_id,
         request=job.store_key,
         rank=job.instance.rank,
         space=request.space,
-        tokens=question.prompt,
         opaque_spans=request.opaque_spans,
         want_segments=request.want_segments,
         accept_blended=request.accept_blended,
@@ -332,3 +336,4 @@ def _store_request(question: _Question, session: StoreSession) -> store.LookupRe
         prefill_tokens_per_second=request.prefill_tokens_per_second,
         at_least=request.at_least,
     )
+    return Appended(message, "tokens", memoryview(question.prompt))

@@ -5,6 +5,7 @@ from typing import Any
 
 import grpc
 
+from kvblend.host_calls.appended import Appended
 from kvblend.v1 import store_pb2 as store
 from kvblend.v1 import store_pb2_grpc
 from services.common.channels import open_channel
@@ -61,8 +62,8 @@ class StoreClient:
 
         return answer
 
-    def lookup(self, request: store.LookupRequest, timeout: float) -> Any:
-        """The running stream: iterate it (grpc.RpcError), or cancel it."""
+    def lookup(self, request: Appended, timeout: float) -> Any:
+        """`request` stands for a LookupRequest. The running stream: iterate it (grpc.RpcError), or cancel it."""
         return self._stub.Lookup(request, timeout=timeout, metadata=self._metadata)
 
     def session(self, requests: Iterator[store.SessionRequest]) -> Any:

@@ -116,7 +116,6 @@ def _missed(inspection: Inspection, asker: Asker, chunks: Sequence[Known]) -> li
     state = inspection.state
     request = matcher_pb2.MatchRequest(
         space_id=chunks[0].key.space_id,
-        tokens=b"".join(chunk.info.tokens for chunk in chunks),
         context_classes=_CLASSES,
         store=asker.store,
         epoch=asker.epoch,
@@ -126,7 +125,8 @@ def _missed(inspection: Inspection, asker: Asker, chunks: Sequence[Known]) -> li
     left = inspection.remaining()
     if left <= 0:
         raise KvblendError("DEADLINE_EXCEEDED", "the check had no time left for the matchers")
-    segments = asker.matchers.match(request, min(_ASK_SECONDS, left)).segments
+    text = b"".join(chunk.info.tokens for chunk in chunks)
+    segments = asker.matchers.match(request, text, min(_ASK_SECONDS, left)).segments
     tokens = chunks[0].info.chunk_tokens
     covered = np.zeros(len(chunks) * tokens, bool)
     for first, length in zip(_numbers(segments.query_positions), _numbers(segments.lengths), strict=True):

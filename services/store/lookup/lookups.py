@@ -182,7 +182,6 @@ class Lookups:
         at_least = self._catch_up(at_least, deadline)
         request = matcher_pb2.MatchRequest(
             space_id=query.space.space_id,
-            tokens=query.data,
             skip_tokens=run.prefix_end,
             context_classes=query.context_classes,
             store=self._store,
@@ -192,7 +191,7 @@ class Lookups:
             opaque_spans=query.spans,
         )
         try:
-            answer = self._matchers.match(request, min(self._left(deadline), self._matcher_timeout))
+            answer = self._matchers.match(request, query.data, min(self._left(deadline), self._matcher_timeout))
         except KvblendError as error:
             run.default = pb.REASON_MATCHER_UNAVAILABLE, error.message
             return 0

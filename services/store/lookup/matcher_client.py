@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
+from kvblend.host_calls.appended import Appended
 from kvblend.v1 import matcher_pb2, matcher_pb2_grpc
 from services.common.channels import open_channel
 from services.common.errors import ERRORS, KvblendError, reason_of
@@ -33,7 +34,7 @@ class MatcherClient:
         self._asked_at = float("-inf")
         self._error = ""
 
-    def match(self, request: matcher_pb2.MatchRequest, timeout: float) -> matcher_pb2.MatchResponse:
+    def match(self, request: matcher_pb2.MatchRequest | Appended, timeout: float) -> matcher_pb2.MatchResponse:
         """`timeout` in seconds."""
         with self._latencies.timed("matcher.Match"):
             answer: matcher_pb2.MatchResponse = self._call(self._stub.Match, request, timeout)
@@ -61,7 +62,7 @@ class MatcherClient:
         """Later calls fail with MATCHER_UNAVAILABLE."""
         self._channel.close()
 
-    def _call(self, method: Any, request: Message, timeout: float) -> Any:
+    def _call(self, method: Any, request: Message | Appended, timeout: float) -> Any:
         if timeout <= 0:
             raise KvblendError("MATCHER_UNAVAILABLE", f"matcher {self.target}: no time left to ask it")
         try:
