@@ -256,8 +256,8 @@ def test_case_38_a_matcher_that_hangs_over_a_position_still_leaves_time_for_an_o
     matcher.behind = True
     with serving(matcher, target):
         client.match(ASK, 20)
-        ask = matcher_pb2.MatchRequest(tokens=bytes(64), at_least=[pb.StreamPosition(store="a", epoch=1, sequence=9)])
-        assert Matchers(client).match(ask, 2).scanned_tokens == 16
+        ask = matcher_pb2.MatchRequest(at_least=[pb.StreamPosition(store="a", epoch=1, sequence=9)])
+        assert Matchers(client).match(ask, bytes(64), 2).scanned_tokens == 16
 
 
 def test_case_73_matchers_that_cannot_be_told_apart_are_refused_at_start() -> None:
