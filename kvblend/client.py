@@ -97,7 +97,9 @@ class KvblendClient:
         semaphores: Memory | None = None,
         timeout: float = 10.0,
     ) -> Result:
-        """Tells the agent where this engine's KV lives. Remembered: a restarted agent is told again.
+        """Tells the agent where this engine's KV lives, once it would notice that this engine ends: within `timeout`.
+
+        Remembered: an agent that comes later, or restarts, is told by itself.
 
         Memories come from `SharedBuffer.handle` or `cuda_handle`. `semaphores` is memory of u64 for events and for
         retrieves in steps (cuda_semaphores.py).
