@@ -9,6 +9,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
 
 import grpc
@@ -54,8 +56,8 @@ class Connection:
     """Calls to the agent at `target` for one engine instance. Thread-safe.
 
     `register(boot_id)` puts the instance's registrations into an agent that does not have them since
-    `boot_id` (b"": whatever it has); it is called from the session's thread and, if the agent
-    forgot the instance, from a calling thread.
+    `boot_id` (b"": whatever it has); it is called from the session's thread and, if a call says that
+    the agent forgot the instance, from one of its own.
     """
 
     def __init__(self, target: str, instance_id: str, token: str | None, register: Callable[[bytes], bool]) -> None:
@@ -67,6 +69,9 @@ class Connection:
         self.stub: Any = agent_pb2_grpc.AgentServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._closing = threading.Event()
         self._in_session = threading.Event()
+        self._lock = threading.Lock()
+        # The registration that calls have asked for.
+        self._again: Future[bool] | None = None
         self._last_log = 0.0
         self._session = threading.Thread(target=self._hold_session, name="kvblend-session", daemon=True)
         self._session.start()
@@ -77,11 +82,36 @@ class Connection:
         """(response, "", "") or (None, reason, detail), within `timeout` seconds; never raises."""
         deadline = time.monotonic() + timeout
         response, reason, detail = self._attempt(method, request, timeout)
-        if reason in _REGISTER_AGAIN and register_again and self._in_session.is_set() and self._register(b""):
+        is_forgotten = reason in _REGISTER_AGAIN and register_again and self._in_session.is_set()
+        if is_forgotten and self._registered_again(deadline - time.monotonic()):
             response, reason, detail = self._attempt(method, request, max(0.001, deadline - time.monotonic()))
         if reason:
             self.count(reason, detail)
         return response, reason, detail
+
+    def _registered_again(self, timeout: float) -> bool:
+        """Whether everything is registered anew after at most `timeout` seconds.
+
+        That takes as long as it takes, once for all calls that wait for it: half of it would be a registration too.
+        """
+        with self._lock:
+            if self._again is None or self._again.done():
+                self._again = Future()
+                threading.Thread(
+                    target=self._register_again, args=(self._again,), name="kvblend-register", daemon=True
+                ).start()
+            again = self._again
+        try:
+            return again.result(max(0.0, timeout))
+        except FutureTimeoutError:
+            return False
+
+    def _register_again(self, done: "Future[bool]") -> None:
+        registered = False
+        try:
+            registered = self._register(b"")
+        finally:
+            done.set_result(registered)
 
     def call_in_session(
         self, method: Callable[..., Response], request: Any, timeout: float

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import grpc
 
-# What a service has not begun by then it does not begin.
+# By then a service knows that a call was given up, whether it has begun it or not.
 _LONGEST_SECONDS = 60.0
 _GIVEN_UP = (grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
 

@@ -64,6 +64,8 @@ class Agent(agent_pb2_grpc.AgentServiceServicer):
 
     def __init__(self) -> None:
         self.registered: list[str] = []
+        self.registers = threading.Event()
+        self.registers.set()
         self.boot_id = b"1" * 16
         self.holds_sessions = threading.Event()
         self.holds_sessions.set()
@@ -77,6 +79,7 @@ class Agent(agent_pb2_grpc.AgentServiceServicer):
             yield agent_pb2.EngineSessionResponse(boot_id=self.boot_id)
 
     def RegisterKvCache(self, request, context):  # type: ignore[no-untyped-def]
+        self.registers.wait(10)
         self.registered.append(request.instance_id)
         return agent_pb2.RegisterKvCacheResponse(boot_id=self.boot_id)
 
@@ -118,6 +121,25 @@ def test_case_8_an_agent_that_forgot_the_instance_is_told_again_by_the_next_call
         assert client.register_kv_cache(pb.ModelSpace(), [], agent_pb2.KvLayout())
         agent.registered.clear()
         assert client.get_format().chunk_tokens == 16
+        assert agent.registered == ["engine"]
+    finally:
+        client.close()
+
+
+def test_a_slow_registration_costs_a_call_no_more_than_its_time_and_is_made_once(agent) -> None:  # type: ignore[no-untyped-def]
+    """Of an agent that has forgotten the instance: an engine's lookups go on as plain prefill meanwhile."""
+    client = KvblendClient(f"127.0.0.1:{agent.port}", "engine")
+    try:
+        assert client.register_kv_cache(pb.ModelSpace(), [], agent_pb2.KvLayout())
+        agent.registered.clear()
+        agent.registers.clear()
+        assert [client.get_format(timeout=0.2).reason for _ in range(3)] == ["UNKNOWN_INSTANCE"] * 3
+        assert not agent.registered
+        agent.registers.set()
+        limit = time.monotonic() + 10
+        while not agent.registered and time.monotonic() < limit:
+            time.sleep(0.01)
+        assert client.get_format(timeout=10).chunk_tokens == 16
         assert agent.registered == ["engine"]
     finally:
         client.close()

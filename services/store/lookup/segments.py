@@ -16,7 +16,7 @@ from services.common.errors import KvblendError
 from services.common.identity import HASH_BYTES
 from services.common.tokens import TOKEN_BYTES, encode_u32
 from services.store.catalog import Chunk, facts_of
-from services.store.lookup.columns import chunks_of_segments, runs_of_pieces
+from services.store.lookup.kernels import chunks_of_segments, runs_of_pieces
 from services.store.lookup.pieces import Piece, Pieces
 from services.store.lookup.query import Query
 from services.store.objects import FactColumns, Name

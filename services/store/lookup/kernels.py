@@ -1,5 +1,5 @@
-"""Loops over the columns of a lookup's answers, compiled: a dozen operations of numpy each cost far more than the work,
-as a lookup has a few hundred rows."""
+"""Compiled loops over the columns of a lookup's answers, which have a few hundred rows: in numpy each would be a dozen
+operations, whose overhead is far more than the work. Nothing here looks whether columns fit each other."""
 
 import numpy as np
 import numpy.typing as npt
